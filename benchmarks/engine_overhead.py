@@ -56,7 +56,10 @@ def engine(
     child = WorkerSetup(OutputTarget(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
     private = out.parent
     private.mkdir(parents=True, exist_ok=True)
-    case_file = CaseFile.write(private / "case_file", cases)
+    case_file = CaseFile(private / "case_file")
+    for case in cases:
+        case_file.append(case)
+    list(case_file)  # from now on it knows where each of them is
     with (
         local_cluster([""] * workers, IN_FLIGHT, private) as client,
         hold_handshake(out) as handshake,

@@ -244,6 +244,49 @@ def test_a_complete_run_is_0_and_verify_agrees(done: Runs) -> None:
     assert scanloom("verify", done.out).code == 0
 
 
+def test_the_manifest_is_written_again_only_if_it_would_differ(done: Runs) -> None:
+    """A copy of it that was changed or lost, or is older than its text, is made anew."""
+    table, text = (done.out / f"manifest.{kind}" for kind in ("parquet", "csv"))
+    written = [path.read_bytes() for path in (table, text)]
+
+    def is_kept() -> bool:
+        before = [path.stat().st_ino for path in (table, text) if path.exists()]
+        ended = done()
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out)["files"]["used"] == len(GOOD) * SLICES
+        assert [path.read_bytes() for path in (table, text)] == written
+        return [path.stat().st_ino for path in (table, text)] == before
+
+    os.utime(text)
+    os.utime(table)
+    assert is_kept()
+    os.utime(text)
+    assert not is_kept()
+    text.write_text(text.read_text() + "\n")
+    os.utime(table)
+    assert not is_kept()
+    table.unlink()
+    assert not is_kept()
+
+    done.write()
+    done()
+    assert Counter(row["outcome"] for row in done.rows("manifest"))["used"] == len(GOOD) * SLICES
+    assert table.read_bytes() != written[0]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_derivative_is_rebuilt_only_if_results_changed(done: Runs, *, is_kept: bool) -> None:
+    bids = done.out / "bids" / "dataset_description.json"
+    assert done("--bids").code == 0
+    inode = bids.stat().st_ino
+    if not is_kept:
+        (done.out / "failed").mkdir(exist_ok=True)
+
+    assert done("--bids").code == 0
+
+    assert (bids.stat().st_ino == inode) == is_kept
+
+
 @both_layouts
 def test_verify_names_a_flipped_byte_a_missing_and_an_extra_file(done: Runs) -> None:
     first, two, three, _ = case_folders(done.out)

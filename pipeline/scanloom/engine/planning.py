@@ -658,7 +658,7 @@ def make_plan(
     ]
     return RunPlan(
         workflow=workflow.name,
-        recipe=request.recipe if cases.pending else "",
+        recipe=request.recipe if len(cases.pending) else "",
         device=site.placement.device,
         precision=site.placement.precision,
         workers=site.workers,
@@ -666,13 +666,13 @@ def make_plan(
         files=index.counts(),
         before=sum(record.reason is None for record in cases.records),
         selected=cases.total,
-        left_out=dict(sorted(Counter(entry.reason.code for entry in cases.left_out).items())),
-        left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in cases.left_out),
+        left_out=dict(sorted(Counter(entry.code for entry in cases.left_out).items())),
+        left=tuple((entry.id, entry.code, entry.detail) for entry in cases.left_out),
         cases=tuple(planned),
         totals=totals,
         notes=(
             *_notes(runnable, totals, site, out),
-            *_request_notes(request, cases.pending, out),
+            *_request_notes(request, list(cases.pending), out),
             gpu_advice(runnable, request, site, costs),
         ),
     )

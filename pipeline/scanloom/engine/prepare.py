@@ -28,8 +28,10 @@ from scanloom.convert.store import find_model
 from scanloom.core import (
     Case,
     CaseRecord,
+    ComputeOptions,
     Grid,
     Outputs,
+    ReadOptions,
     Reason,
     ScanError,
     Series,
@@ -41,13 +43,13 @@ from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.models import check_structures, unique_cards
 from scanloom.engine.case.recipe import recipe_hash
 from scanloom.engine.case.writers import check_packages, estimate_writers
+from scanloom.engine.outcomes import Outcome
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.selection import Inputs, LeftOut
+from scanloom.engine.workflow.selection import Inputs, Leave
 from scanloom.inference.graph import Predictor, sharing_groups
 from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
-from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.read import read_outline
@@ -135,42 +137,68 @@ class Request:
         stamp : str
             `scanloom.io.identity.source_stamp` of all series.
         """
+        outputs, read, relations, compute = self._options
         return Case(
             id=number,
             series=series,
-            outputs=self.workflow.output_options,
+            outputs=outputs,
             source_hash="",  # computed from the files when the case is prepared
             recipe=self.recipe,
-            read=self.workflow.read_options,
+            read=read,
             phase=phase,
             further_channels=further_channels,
             stamp=stamp,
-            relations=self.workflow.relations,
-            compute=self.workflow.compute_options,
+            relations=relations,
+            compute=compute,
         )
+
+    @cached_property
+    def _options(self) -> tuple[Outputs, ReadOptions, Relations, ComputeOptions]:
+        """What all cases share: the workflow makes it anew each time."""
+        workflow = self.workflow
+        options = workflow.read_options, workflow.relations, workflow.compute_options
+        return (workflow.output_options, *options)
 
 
 def make_cases(
-    index: Index, selected: Iterable[Inputs], request: Request, key: bytes, left_out: list[LeftOut]
+    index: Index, selected: Iterable[Inputs], request: Request, key: bytes, leave: Leave
 ) -> Iterator[tuple[Inputs, Case]]:
-    """Yield the index entries of each case, and the case.
+    """Yield the index entries of each case, and the case, without its files.
 
-    Series without a case, such as an archive that cannot be unpacked, are added to `left_out`.
+    Their names are many, and most cases of an archive may have a result: `with_files` adds them. A
+    series of which several volumes are taken is opened, so that its cases have their files. If it
+    can't be, it has no case, and is handed over.
     """
     for inputs in selected:
         first = inputs[0]
+        several = first.reason in (Reason.PHASES, Reason.FOUR_D)
         try:
-            series, *channels = map(index.as_series, inputs)
-            several = first.reason in (Reason.PHASES, Reason.FOUR_D)
+            most = None if several else 0
+            series, *channels = (index.as_series(entry, most) for entry in inputs)
             all_phases = several and request.workflow.policy.phases == "all"
             count = count_volumes(series) if all_phases else 1
         except ScanError as error:
-            left_out += [LeftOut(entry, error.reason, error.detail) for entry in inputs]
+            for entry in inputs:
+                leave(Outcome(entry.id, error.code, error.detail))
             continue
         stamp = source_stamp([entry.stamp for entry in (series, *channels)], key)
         for phase in range(count) if several else (None,):
             number = first.id if phase is None else case_id(series, key, phase)
             yield inputs, request.case(number, series, tuple(channels), phase=phase, stamp=stamp)
+
+
+def with_files(index: Index, inputs: Inputs, case: Case) -> Case:
+    """Return a case with the files of its index entries.
+
+    Raises
+    ------
+    ScanError
+        If they lie in an archive that can't be unpacked.
+    """
+    if case.series.files:
+        return case
+    series, *channels = map(index.as_series, inputs)
+    return replace(case, series=series, further_channels=tuple(channels))
 
 
 def unique_cases(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str]]:
@@ -195,10 +223,10 @@ def unique_cases(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str
     return [case for case in by_id.values() if case.id not in conflicts], conflicts
 
 
-def id_conflicts(conflicts: set[str], series: Iterable[IndexedSeries]) -> list[LeftOut]:
-    """Return the series whose id several files share."""
+def id_conflict(name: str) -> Outcome:
+    """Return the outcome of a series whose id several files share."""
     detail = "another file has the same id but different content between the samples"
-    return [LeftOut(entry, Reason.ID_TAKEN, detail) for entry in series if entry.id in conflicts]
+    return Outcome(name, Reason.ID_TAKEN.code, detail)
 
 
 def with_source_hash(case: Case, key: bytes) -> Case:

@@ -6,6 +6,7 @@ is on disk: a run that was killed resumes when the same command is started again
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 import time
@@ -24,7 +25,7 @@ from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_s
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
-from scanloom.engine.results.tables import write_tables
+from scanloom.engine.results.tables import MANIFEST, MEASUREMENTS, write_tables
 from scanloom.engine.results.totals import write_totals
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
@@ -34,14 +35,21 @@ from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import Index, build_index, record_series
 from scanloom.io.index.walk import check_paths
-from scanloom.io.output.failures import is_failure, remove_failure, write_failure
+from scanloom.io.output.failures import (
+    FAILED,
+    failed_cases,
+    is_failure,
+    remove_failure,
+    write_failure,
+)
 from scanloom.io.output.json_file import write_document, write_json
 from scanloom.io.output.layout import fan_out
+from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
-from scanloom.io.write.bids import check_bids, write_bids
+from scanloom.io.write.bids import BIDS, check_bids, write_bids
 from scanloom.review.report.page import write_report
 from scanloom.version import __version__
 
@@ -182,9 +190,10 @@ def run(
             joules = meter.joules() if meter else None
             status = replace(status_writer.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
-            if options.bids:
+            changed = bool(len(current.case_file) or current.damaged)
+            if options.bids and (changed or _is_outdated(options.out)):
                 write_bids(options.out, __version__, current.damaged)
-            write_report(options.out, current.damaged)
+            write_report(options.out, current.damaged, changed=changed)
             status_writer.state(state)
         return RunResult(
             run=name,
@@ -199,6 +208,16 @@ def run(
             unstated=current.cases.unstated,
             metrics_error=status_writer.metrics_error,
         )
+
+
+def _is_outdated(out: Path) -> bool:
+    """Return whether a table or a failure may be newer than `OUT/bids`, as after a killed run."""
+    sources = [out / FAILED, *(out / f"{name}.parquet" for name in (MANIFEST, MEASUREMENTS))]
+    try:
+        made = (out / BIDS).stat().st_ctime_ns
+        return any(path.stat().st_ctime_ns > made for path in sources if path.exists())
+    except OSError:
+        return True
 
 
 def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> Request:
@@ -259,25 +278,27 @@ class RunSteps:
 
     def enter(self, cases: RunCases) -> None:
         """Add cases to the crosswalk and the status; record series that failed by their headers."""
-        for record in cases.records:
-            if record.reason is None:
-                remove_failure(self.out, record.id)  # an earlier run may have died before this
-        record_sources(self.out, self.fingerprint, cases.own, cases.pending)
-        failed = [
-            CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
-            for entry in cases.left_out
-            if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
-        ]
-        ended, blocked, work = len(cases.records), cases.blocked, len(cases.pending)
-        added = (work + ended + len(failed), ended - len(blocked), work)
+        failed_before = failed_cases(self.out)
+        for name in cases.with_result(failed_before) if failed_before else ():
+            remove_failure(self.out, name)  # an earlier run may have died before this
+        record_sources(self.out, self.fingerprint, cases)
+        failed = sum(1 for _ in self._failed(cases))
+        ended, blocked, work = cases.ended, cases.blocked, len(cases.pending)
+        added = (work + ended + failed, ended - len(blocked), work)
         all_cases, before, to_run = (sum(pair) for pair in zip(self._planned, added, strict=True))
         self._planned = (all_cases, before, to_run)
         self.status_writer.plan(all_cases, before, to_run)
-        for record in (*blocked, *failed):
+        for record in itertools.chain(blocked, self._failed(cases)):
             self.status_writer.finish(record)
-        for record in failed:
+        for record in self._failed(cases):
             if record.id:
                 write_failure(self.out, record, self.request.recipe)
+
+    def _failed(self, cases: RunCases) -> Iterator[CaseRecord]:
+        """Yield records of the series that failed without being cases."""
+        for entry in cases.left_out:
+            if entry.is_failure and self.options.scope.holds(entry.id):
+                yield CaseRecord(entry.id, entry.reason, entry.detail, (), None)
 
     @contextmanager
     def workers(self, case_file: CaseFile) -> Iterator[Pool]:
@@ -343,11 +364,12 @@ class RunSteps:
     def leave(self, index: Index, cases: RunCases) -> None:
         """Record the series of an index whose cases have ended, and mark outdated results."""
         scope = self.options.scope
-        held = [series for series in index.series if scope.holds(series.id)]
-        record_series(self.out, self.fingerprint, index, (series.id for series in held))
-        marker = OutdatedMarker(self.out, self.key, self.request.recipe, index)
-        ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
-        marker.mark(held, cases.left_out, ids)
+        ids = index.series.ids()
+        record_series(
+            self.out, self.fingerprint, index, (name for name in ids if scope.holds(name))
+        )
+        held = (series for series in index.series if scope.holds(series.id))
+        OutdatedMarker(self.out, self.key, self.request.recipe, index).mark(held, cases)
 
 
 class _Run(RunSteps):
@@ -361,16 +383,20 @@ class _Run(RunSteps):
         self.damaged: set[str] = set()
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        cases = RunCases.of_index(index, self.request, self.key, self.out, scope)
-        self.cases, complete = cases, True
+        case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
+        request, key, ledger = self.request, self.key, Ledger(self.out)
+        cases = RunCases.of_index(
+            index, request, key, self.out, scope, pending=case_file, ledger=ledger
+        )
+        case_file.sync()
+        self.cases, self.case_file, complete = cases, case_file, True
         self.enter(cases)
-        case_file = CaseFile.write(self.save_workflow() / run_files.CASES_FILE, cases.pending)
-        if cases.pending and not stop.is_set():
-            fan_out(self.out, len(cases.pending) * (scope.shard or (1, 1))[1])
+        if len(case_file) and not stop.is_set():
+            fan_out(self.out, len(case_file) * (scope.shard or (1, 1))[1])
             self.timeline.began = time.monotonic()
             with self.workers(case_file) as pool:
                 complete = dispatch_cases(
-                    cases.pending,
+                    case_file,
                     pool,
                     self._on_outcome,
                     on_start=lambda case: self.status_writer.start(case.id),
@@ -379,19 +405,21 @@ class _Run(RunSteps):
         # From here on the order decides: a mark needs the records of failed cases, and tables
         # need the marks
         self.status_writer.state("collecting")
-        if self.options.cluster in _THIS_MACHINE and cases.pending:
-            self.compared = compare_with_plan(self.out, self.timeline, self.request)
+        if self.options.cluster in _THIS_MACHINE and len(case_file):
+            self.compared = compare_with_plan(self.out, self.timeline, request)
             if self.compared is not None:
                 write_document(self.folder / PLAN_FILE, self.compared)
         self.leave(index, cases)
         cases.note_other_shards()
+        ledger.gather()
         shard = self.folder if scope.shard else None
         files = write_tables(
-            self.out, index, cases.left_out, cases.endings, self.key, shard, self.damaged
+            self.out, index, cases.left_out, cases.endings, key, shard, self.damaged
         )
         return complete and not stop.is_set(), files
 
     def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
         if outcome.record is not None:
+            self.case_file.remove(case.id)
             self.timeline.note(outcome)
         self.end_case(case, outcome, self.cases)

@@ -176,8 +176,9 @@ def test_relations_reach_a_worker_unchanged(tmp_path: Path) -> None:
         shares=(Share(("a/part-1",), ("b/part-2",)),),
     )
     case = Case("a" * 26, Series("nifti", ()), Outputs(), "", "", relations=relations)
-    case_file = CaseFile.write(tmp_path / "cases", [case])
-    assert CaseFile.read(case_file.path, case_file.offset(case.id)) == case
+    case_file = CaseFile(tmp_path / "cases")
+    case_file.append(case)
+    assert CaseFile.read(case_file.path, 0) == case
     ours, theirs = socket.socketpair()
     with ours, theirs:
         send(ours, case)

@@ -13,11 +13,13 @@ from scanloom.engine.listen.spool import STUDIES
 from scanloom.engine.listen.studies import Queue
 from scanloom.engine.listen.work import read_requests
 from scanloom.engine.monitor import Status
+from scanloom.engine.outcomes import Outcomes
 from scanloom.engine.results.run_cases import RunCases
-from scanloom.engine.results.tables import CaseEnding, write_tables
+from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
-from scanloom.engine.workflow.selection import LeftOut, Scope
+from scanloom.engine.workflow.selection import Scope
 from scanloom.io.index.build import build_index
+from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import load_key_of
 from scanloom.io.session import read_session
 from scanloom.review.report.page import write_report
@@ -41,13 +43,13 @@ def write_all_tables(
     workflow_of = {
         study: state.workflow for study, state in Queue(spool).states() if state.workflow
     }
-    endings: dict[str, list[CaseEnding]] = {}
-    left_out: list[LeftOut] = []
+    endings, left_out, ledger = Outcomes(), Outcomes(), Ledger(out)
     for path, request in read_requests(site).items():
         series = [each for each in index.series if workflow_of.get(each.study_uid) == path]
-        cases = RunCases.of_index(index, request, key, out, Scope(), series)
-        endings |= cases.endings
-        left_out += cases.left_out
+        cases = RunCases.of_index(index, request, key, out, Scope(), series, ledger=ledger)
+        for outcomes, of_request in ((endings, cases.endings), (left_out, cases.left_out)):
+            for outcome in of_request:
+                outcomes.append(outcome)
     damaged: set[str] = set()
     write_tables(out, index, left_out, endings, key, None, damaged)
     for name in runs:

@@ -14,7 +14,7 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ from scanloom.engine.monitor import StatusWriter, final_status
 from scanloom.engine.prepare import Request
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.run import RunOptions, RunSteps
-from scanloom.engine.worker.messages import GrowingCaseFile
+from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.worker.pool import dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import read_workflow
@@ -101,33 +101,6 @@ def read_requests(site: Site) -> dict[str, Request]:
     return requests
 
 
-class _Feed:
-    """Cases that wait for a pool; an iterator that is empty now and has cases later."""
-
-    def __init__(self) -> None:
-        self._cases: list[Case] = []
-        self._changed = threading.Condition()
-
-    def add(self, cases: Sequence[Case]) -> None:
-        with self._changed:
-            self._cases += cases
-            self._changed.notify_all()
-
-    def wait(self, seconds: float) -> bool:
-        """Return whether there are cases, now or within some seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: bool(self._cases), seconds)
-
-    def __iter__(self) -> Iterator[Case]:
-        return self
-
-    def __next__(self) -> Case:
-        with self._changed:
-            if not self._cases:
-                raise StopIteration
-            return self._cases.pop(0)
-
-
 class Lane:
     """The workers of a workflow, with its networks loaded, from its making until it is closed.
 
@@ -152,8 +125,8 @@ class Lane:
             self.status = StatusWriter(name, options.out / run_files.RUNS / name)
             self.steps = RunSteps(request, options, key, name, self.status)
             private = self.steps.save_workflow()
-            self._cases = GrowingCaseFile(private / run_files.CASES_FILE, EXPECTED_CASES)
-        self._feed, self._stop, self._open = _Feed(), threading.Event(), threading.Event()
+            self._cases = CaseFile(private / run_files.CASES_FILE, EXPECTED_CASES)
+        self._stop, self._open = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._serve, name="lane", daemon=True)
         self._thread.start()
         while not self._open.wait(0.1):  # one after another: Dask's settings are the process's
@@ -168,8 +141,7 @@ class Lane:
     def submit(self, cases: Sequence[Case]) -> None:
         """Hand cases to the workers; OSError if they can't be written."""
         for case in cases:
-            self._cases.add(case)
-        self._feed.add(cases)
+            self._cases.append(case)
 
     def close(self) -> None:
         """Let the cases in flight end, for a few seconds."""
@@ -181,9 +153,9 @@ class Lane:
             with final_status(self.status), self.steps.workers(self._cases) as pool:
                 self._open.set()
                 while not self._stop.is_set():
-                    if self._feed.wait(LOOK_S):
+                    if self._cases.wait(LOOK_S):
                         dispatch_cases(
-                            self._feed,
+                            self._cases,
                             pool,
                             self._end,
                             on_start=lambda case: self.status.start(case.id),
@@ -482,20 +454,18 @@ class Worker:
             self._leave(study, replace(state, outcome="failed", reason=error.code))
             return
         flagged = (Flag.MAYBE_INCOMPLETE,)
-        cases.pending = [
+        pending = [
             replace(case, flags=flagged)
             if short is None or case.series.series_uid in short
             else case
             for case in cases.pending
         ]
         doubt = "" if short is not None and not short else ", maybe incomplete"
-        count = counted(len(cases.pending), "case")
+        count = counted(len(pending), "case")
         name = lane.request.workflow.name
         LOG.info("study %s: %s, %s to segment by %s%s", label, what, count, name, doubt)
-        failed = {
-            entry.series.id: entry.reason for entry in cases.left_out if entry.reason.expects_result
-        }
-        ids = {case.id for case in cases.pending}
+        failed = {entry.id: Reason[entry.code] for entry in cases.left_out if entry.is_failure}
+        ids = {case.id for case in pending}
         work = StudyInWork(study, label, state, lane, rule, index, cases, ids, failed, read)
         images_of = {"images": sum(images.counts.values()), "senders": sorted(images.senders)}
         audit = AuditTrail(self._out, self._key)
@@ -507,8 +477,8 @@ class Worker:
         with self._lock:
             self._in_work[study] = work
             self._by_case |= dict.fromkeys(ids, work)
-        if cases.pending:
-            lane.submit(cases.pending)
+        if pending:
+            lane.submit(pending)
         else:
             self._finish(work)
 

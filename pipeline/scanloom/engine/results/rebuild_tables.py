@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from scanloom.core import Reason, Series
+from scanloom.engine.outcomes import Outcome, Outcomes
 from scanloom.engine.prepare import Request
 from scanloom.engine.results import tables
 from scanloom.engine.results.totals import TOTALS
@@ -69,8 +70,8 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models
     workflow = parse_stored_workflow(read_regular_file(private_copy, MAX_PAGE_BYTES))
     request = Request.of(workflow)
-    chosen, left_out = select(index.series, workflow, request.cards)
-    endings: dict[str, list[tables.CaseEnding]] = {}
+    endings, left_out = Outcomes(), Outcomes()
+    chosen = select(index.series, workflow, request.cards, left_out.append, index.store)
     folders = case_folders(out)
     for inputs in chosen:
         stamp = source_stamp([series.stamp for series in inputs], key)
@@ -78,7 +79,7 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
             folder = folders.get(case, case)
             if (ending := _ending(out, case, folder, request.recipe, stamp)) is not None:
                 for series in inputs:
-                    endings.setdefault(series.id, []).append(ending)
+                    endings.append(Outcome(series.id, *ending))
     tables.write_tables(out, index, left_out, endings, key, None, damaged)
     return True
 
@@ -105,15 +106,15 @@ def _case_ids(out: Path, inputs: Inputs, key: bytes, folders: Mapping[str, str])
         yield case
 
 
-def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> tables.CaseEnding | None:
-    """Return the outcome of a case for the files as they are now; None if it is not known."""
+def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> tuple[str, str] | None:
+    """Return code and detail of a case for the files as they are now; None if not known."""
     failure = previous_failure(out, case, recipe, stamp)
     if failure is not None:
-        return tables.CaseEnding(failure.reason.code, failure.detail)
+        return failure.reason.code, failure.detail
     try:
         made_by = read_provenance(case_folder(out, folder))
     except (OSError, ValueError):
         return None
     if made_by.recipe != recipe:
-        return tables.CaseEnding(Reason.STALE.code, OTHER_RECIPE)
-    return tables.CaseEnding("", "") if made_by.stamp == stamp else None
+        return Reason.STALE.code, OTHER_RECIPE
+    return ("", "") if made_by.stamp == stamp else None

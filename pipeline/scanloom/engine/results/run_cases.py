@@ -8,63 +8,98 @@ the result as OUTDATED.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Case, CaseRecord, Reason, ScanError, Series
 from scanloom.engine.case.differences import explained_result_state
-from scanloom.engine.prepare import Request, id_conflicts, make_cases, unique_cases
-from scanloom.engine.results.tables import CaseEnding
+from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
+from scanloom.engine.prepare import Request, id_conflict, make_cases, unique_cases, with_files
 from scanloom.engine.retries import policy_of
-from scanloom.engine.workflow.selection import NO_MODALITY, Inputs, LeftOut, Scope, select
+from scanloom.engine.worker.messages import CaseFile
+from scanloom.engine.workflow.selection import NO_MODALITY, Inputs, Leave, Scope, select
 from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
-from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.index.storage import IndexedSeries, StoredSeries
 from scanloom.io.output import crosswalk, failures
-from scanloom.io.output.layout import case_folder
+from scanloom.io.output.layout import case_folder, published_cases
+from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
 from scanloom.io.system.archives import MEMBER_SEPARATOR
+
+SOURCES_AT_ONCE = 10_000
+"""Rows that become part of the crosswalk together."""
+
+Candidates = Callable[[Leave, Leave], Iterator[tuple[Inputs, Case]]]
+"""Yields the cases that a workflow selects, without files; hands over series that it leaves out,
+and, to the second function, those that can't be opened."""
 
 
 class RunCases:
     """Cases of a run or of its plan: pending ones, and the outcomes of all others by series.
 
-    `cards` are the models, to say in what results of another recipe differ.
+    Parameters
+    ----------
+    out, scope
+        The output folder, and the cases that the run takes.
+    candidates : callable
+        Gives the cases, as often as it is called.
+    cards : sequence of ModelCard
+        The models, to say in what results of another recipe differ.
+    pending : list of Case or CaseFile, optional
+        Receives the cases to be worked on.
+    complete : callable
+        Returns a case with its files. A case that is not pending needs none.
+    ledger : Ledger or None
+        Knows current results without a look at their folders; for many cases.
 
     Attributes
     ----------
-    own : list of Case
-        Cases of this run's shard, as they were added: equal volume files are added several times.
-    entries : dict of str to IndexedSeries
-        The series of their first input channel, by case id.
-    pending : list of Case
+    pending
         Cases to be worked on.
-    records : list of CaseRecord
-        The outcomes that all other cases of the shard had in earlier runs.
-    endings : dict of str to list of CaseEnding
-        Outcomes of the cases of each series so far, by series id.
-    left_out : list of LeftOut
-        Series without a case.
+    entries : dict of str to IndexedSeries
+        The series of the first input channel of pending cases that are in a list, by case id.
+    copies : list of Case
+        Further copies of the volume file of a pending case.
+    endings : Outcomes
+        Of the cases of each series so far, by series id.
+    left_out : Outcomes
+        Of series without a case.
     selected : int
         Number of different cases of the shard; of those in `left_out`, the ones of equal ids count.
+    total : int
+        Number of different cases, also of other shards.
     refused : int
         Number of series that failed by their headers, so that they are no cases.
     """
 
-    def __init__(self, out: Path, scope: Scope, cards: Sequence[ModelCard] = ()) -> None:
+    def __init__(
+        self,
+        out: Path,
+        scope: Scope,
+        candidates: Candidates,
+        cards: Sequence[ModelCard] = (),
+        pending: list[Case] | CaseFile | None = None,
+        complete: Callable[[Inputs, Case], Case] = lambda _, case: case,
+        ledger: Ledger | None = None,
+    ) -> None:
         self._out, self._scope, self._cards = out, scope, cards
-        self._series: dict[str, tuple[str, ...]] = {}
-        self._other_shards: list[tuple[tuple[str, ...], Case]] = []
-        self.own: list[Case] = []
+        self._candidates, self._complete, self._ledger = candidates, complete, ledger
+        self._folders = crosswalk.case_folders(out)
+        self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
+        self._ended = Outcomes()
+        self._ids, self._names = NameSet(), NameSet()
+        self.pending: list[Case] | CaseFile = [] if pending is None else pending
         self.entries: dict[str, IndexedSeries] = {}
-        self.pending: list[Case] = []
-        self.records: list[CaseRecord] = []
-        self.endings: dict[str, list[CaseEnding]] = {}
-        self.left_out: list[LeftOut] = []
-        self.selected = self.refused = 0
+        self.copies: list[Case] = []
+        self.endings, self.left_out = Outcomes(), Outcomes()
+        self.selected = self.total = self.refused = 0
 
     @classmethod
     def of_index(
@@ -75,29 +110,32 @@ class RunCases:
         out: Path,
         scope: Scope,
         series: Sequence[IndexedSeries] | None = None,
+        pending: list[Case] | CaseFile | None = None,
+        ledger: Ledger | None = None,
     ) -> RunCases:
         """Return the cases of an index, or of some of its series, that a request selects."""
-        run_cases = cls(out, scope, request.cards)
-        series = index.series if series is None else series
-        chosen, left_out = select(series, request.workflow, request.cards)
-        run_cases.add(make_cases(index, chosen, request, key, left_out))
-        unique, ambiguous = unique_cases(run_cases.own, key)
-        run_cases.selected = len(unique) + len(ambiguous)
-        # A series that may be readable later was not refused for its headers: the run is incomplete
-        run_cases.refused = sum(
-            entry.reason.outcome == "failed"
-            and not entry.reason.retry
-            and scope.holds(entry.series.id)
-            for entry in left_out
-        )
-        run_cases.left_out = left_out + id_conflicts(ambiguous, series)
-        run_cases.compare(unique)
-        return run_cases
+        all_series = index.series if series is None else series
 
-    @property
-    def total(self) -> int:
-        """Number of different cases, also of other shards."""
-        return len({*self._series, *(case.id for _, case in self._other_shards)})
+        def candidates(leave: Leave, fail: Leave) -> Iterator[tuple[Inputs, Case]]:
+            workflow, cards = request.workflow, request.cards
+            chosen = select(all_series, workflow, cards, leave, index.store)
+            return make_cases(index, chosen, request, key, fail)
+
+        run_cases = cls(
+            out,
+            scope,
+            candidates,
+            request.cards,
+            pending,
+            lambda inputs, case: with_files(index, inputs, case),
+            ledger,
+        )
+        ambiguous = run_cases.compare(_shared_ids(all_series), key)
+        if ambiguous:
+            for name in _ids(all_series):
+                if name in ambiguous:
+                    run_cases.left_out.append(id_conflict(name))
+        return run_cases
 
     @property
     def unstated(self) -> int:
@@ -105,46 +143,154 @@ class RunCases:
         return sum(entry.detail == NO_MODALITY for entry in self.left_out)
 
     @property
+    def ended(self) -> int:
+        """Number of cases of the shard that ended in earlier runs, and are not pending."""
+        return len(self._ended)
+
+    @property
+    def records(self) -> Iterator[CaseRecord]:
+        """The outcomes that cases had in earlier runs."""
+        return map(self._record, self._ended)
+
+    @property
     def blocked(self) -> list[CaseRecord]:
         """Records of cases with a stale or damaged result that must not be replaced."""
-        return [r for r in self.records if r.reason is not None and r.reason.subject == "result"]
+        return [
+            self._record(entry)
+            for entry in self._ended
+            if entry.code and Reason[entry.code].subject == "result"
+        ]
 
-    def add(self, cases: Iterable[tuple[Inputs, Case]]) -> None:
-        """Add cases with their index entries, and name their folders."""
-        folders = crosswalk.case_folders(self._out)
-        for inputs, case in cases:
-            named = replace(case, folder=folders.get(case.id, ""))
-            series = tuple(entry.id for entry in inputs)
-            if self._scope.holds(case.id):
-                self._series[case.id], self.entries[case.id] = series, inputs[0]
-                self.own.append(named)
-            else:  # without its file names, which are many
-                light = replace(named, series=replace(case.series, files=()), further_channels=())
-                self._other_shards.append((series, light))
+    def with_result(self, names: set[str]) -> set[str]:
+        """Return those of some cases that have a current result of an earlier run."""
+        return {entry.id for entry in self._ended if not entry.code and entry.id in names}
 
-    def compare(self, cases: Iterable[Case]) -> None:
-        """Divide cases by whether they ended in an earlier run; note the outcomes of those."""
-        for case in cases:
-            record = self._earlier_outcome(case)
-            if record is None:
-                self.pending.append(case)
+    def _record(self, entry: Outcome) -> CaseRecord:
+        reason, folder = entry.reason, None
+        if reason is None or reason.subject == "result":
+            folder = case_folder(self._out, self._folders.get(entry.id) or entry.id)
+        return CaseRecord(entry.id, reason, entry.detail, (), folder)
+
+    def has(self, case: str) -> bool:
+        """Return whether a case is one of the shard's."""
+        return case in self._ids
+
+    def other_results(self) -> set[str]:
+        """Return the names of the published cases that are none of the shard's."""
+        names = published_cases(self._out).names()
+        return {name for name in names if name not in self._names}
+
+    def compare(self, shared: frozenset[int] = frozenset(), key: bytes = b"") -> set[str]:
+        """Divide the cases by whether they ended in an earlier run; note the outcomes of those.
+
+        Equal volume files are one case, whatever their paths.
+
+        Parameters
+        ----------
+        shared : frozenset of int
+            Hashes of the series ids that several series have.
+        key : bytes
+            That of the ids, to compare files of equal ids.
+
+        Returns
+        -------
+        set of str
+            Ids of several files that are not equal: they get no case.
+        """
+        unique, ambiguous = self._unique(shared, key) if shared else ({}, set[str]())
+        seen, waiting = set[str](), set[str]()  # of shared ids
+        failed: list[Outcome] = []
+        for inputs, light in self._candidates(self.left_out.append, failed.append):
+            case, is_own = self._named(light), self._scope.holds(light.id)
+            is_copy = case.id in seen
+            if hash(inputs[0].id) in shared:
+                if is_own:
+                    try:
+                        case = self._complete(inputs, case)
+                    except ScanError as error:
+                        failed += _failed(inputs, error)
+                        continue
+                seen.add(case.id)
+            if is_copy:
+                if case.id in waiting:
+                    self.copies.append(case)
+            elif is_own and case.id not in ambiguous:
+                if self._take(inputs, unique.get(case.id, case), failed) and case.id in seen:
+                    waiting.add(case.id)
             else:
-                self.records.append(record)
-                self.note(record)
+                self.total += 1
+                self.selected += is_own
+        for entry in failed:
+            self.left_out.append(entry)
+        # A series that may be readable later was not refused for its headers: the run is incomplete
+        self.refused = sum(
+            entry.is_failure
+            and Reason[entry.code].outcome == "failed"
+            and not Reason[entry.code].retry
+            and self._scope.holds(entry.id)
+            for entry in self.left_out
+        )
+        return ambiguous
+
+    def _take(self, inputs: Inputs, case: Case, failed: list[Outcome]) -> bool:
+        """Take a case of the shard; return whether it is pending. It may turn out to be none."""
+        record = self._earlier_outcome(case)
+        if record is None:
+            try:
+                case = self._complete(inputs, case)
+            except ScanError as error:
+                failed += _failed(inputs, error)
+                return False
+            self.pending.append(case)
+            if isinstance(self.pending, list):
+                self.entries[case.id] = inputs[0]
+        self.total += 1
+        self.selected += 1
+        self._ids.add(case.id)
+        self._names.add(case.folder_name)
+        series = tuple(entry.id for entry in inputs)
+        if series != (case.id,):
+            self._series[case.id] = series
+        if record is None:
+            return True
+        self._ended.append(_outcome(case.id, record))
+        self.note(record)
+        return False
+
+    def _unique(self, shared: frozenset[int], key: bytes) -> tuple[dict[str, Case], set[str]]:
+        """Return one case for each of the shared ids, and the ids of files that are not equal."""
+
+        def cases() -> Iterator[Case]:
+            for inputs, light in self._candidates(_ignore, _ignore):
+                if hash(inputs[0].id) in shared and self._scope.holds(light.id):
+                    with suppress(ScanError):
+                        yield self._complete(inputs, self._named(light))
+
+        unique, ambiguous = unique_cases(cases(), key)
+        return {case.id: case for case in unique}, ambiguous
+
+    def _named(self, case: Case) -> Case:
+        """Return a case with the name of its folder."""
+        folder = self._folders.get(case.id) or case.id
+        return replace(case, folder=folder) if folder != case.folder_name else case
 
     def note(self, record: CaseRecord) -> None:
         """Note the outcome of a case for each of its series."""
-        ending = CaseEnding(record.reason.code if record.reason else "", record.detail)
-        for series in self._series[record.id]:
-            self.endings.setdefault(series, []).append(ending)
+        self._note(record, self._series.get(record.id, (record.id,)))
+
+    def _note(self, record: CaseRecord, series: Iterable[str]) -> None:
+        for name in series:
+            self.endings.append(_outcome(name, record))
 
     def note_other_shards(self) -> None:
         """Note the outcomes that cases of other shards have by now."""
-        for series, case in self._other_shards:
-            record = self._earlier_outcome(case)
-            if record is not None:
-                self._series[case.id] = series
-                self.note(record)
+        if self._scope.shard is None:
+            return
+        for inputs, light in self._candidates(_ignore, _ignore):
+            if not self._scope.holds(light.id):
+                record = self._earlier_outcome(self._named(light))
+                if record is not None:
+                    self._note(record, (entry.id for entry in inputs))
 
     def _earlier_outcome(self, case: Case) -> CaseRecord | None:
         """Return how a case ended before, None if it is to be worked on.
@@ -153,30 +299,59 @@ class RunCases:
         another recipe or damaged, and may not be replaced. A case whose files may have changed is
         to be worked on: its worker compares their content.
         """
-        out, scope, folder = self._out, self._scope, case_folder(self._out, case.folder_name)
+        out, scope = self._out, self._scope
+        published = CaseRecord(case.id, None, "", (), None)
+        if self._ledger is not None and self._ledger.holds(case):
+            return published
+        state = None
         try:
             state = explained_result_state(out, case, self._cards, replace=scope.replace)
         except ScanError as error:
-            return CaseRecord(case.id, error.reason, error.detail, (), folder)
+            return CaseRecord(case.id, error.reason, error.detail, (), None)
+        finally:
+            if self._ledger is not None:
+                self._ledger.note(case, current=state is ResultState.CURRENT)
         if state is ResultState.CURRENT:
-            return CaseRecord(case.id, None, "", (), folder)
+            return published
         old = failures.previous_failure(out, case.id, case.recipe, case.stamp)
         if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
             return None
         return CaseRecord(case.id, old.reason, old.detail, (), None)
 
 
-def record_sources(
-    out: Path, fingerprint: str, cases: Iterable[Case], pending: Iterable[Case]
-) -> None:
-    """Add the cases that are new or pending to the crosswalk, all at once."""
-    known = crosswalk.known_ids(out) - {case.id for case in pending}
-    new = [
-        crosswalk.source_from_series(case.series, case.id) for case in cases if case.id not in known
-    ]
-    if new:
+def _outcome(name: str, record: CaseRecord) -> Outcome:
+    return Outcome(name, record.reason.code if record.reason else "", record.detail)
+
+
+def _failed(inputs: Inputs, error: ScanError) -> list[Outcome]:
+    return [Outcome(entry.id, error.code, error.detail) for entry in inputs]
+
+
+def _ignore(_: Outcome) -> None:
+    """Leave out a series that was left out before."""
+
+
+def _ids(series: Iterable[IndexedSeries]) -> Iterator[str]:
+    return series.ids() if isinstance(series, StoredSeries) else (each.id for each in series)
+
+
+def _shared_ids(series: Iterable[IndexedSeries]) -> frozenset[int]:
+    """Return the hashes of the ids that several series have."""
+    hashes = np.fromiter((hash(name) for name in _ids(series) if name), np.int64)
+    values, counts = np.unique(hashes, return_counts=True)
+    return frozenset(values[counts > 1].tolist())
+
+
+def record_sources(out: Path, fingerprint: str, cases: RunCases) -> None:
+    """Add the pending cases to the crosswalk, and further copies of their files."""
+    pending = cases.pending.cases() if isinstance(cases.pending, CaseFile) else cases.pending
+    sources = (
+        crosswalk.source_from_series(case.series, case.id)
+        for case in itertools.chain(pending, cases.copies)
+    )
+    while batch := list(itertools.islice(sources, SOURCES_AT_ONCE)):
         with private_folder(out, fingerprint) as private:
-            crosswalk.add_sources(private, new)
+            crosswalk.add_sources(private, batch)
 
 
 class OutdatedMarker:
@@ -187,33 +362,34 @@ class OutdatedMarker:
 
     def __init__(self, out: Path, key: bytes, recipe: str, index: Index) -> None:
         self._out, self._key, self._recipe, self._index = out, key, recipe, index
-        self._folders, self._ids_by_path = (
-            crosswalk.case_folders(out),
-            crosswalk.ids_by_volume_file(out),
-        )
 
-    def mark(
-        self, series: Iterable[IndexedSeries], left_out: Sequence[LeftOut], cases: set[str]
-    ) -> None:
+    def mark(self, series: Iterable[IndexedSeries], cases: RunCases) -> None:
         """Mark outdated results of some series; remove their marks that no longer apply.
 
         Parameters
         ----------
         series : iterable of IndexedSeries
             The series within the scope of the run.
-        left_out : sequence of LeftOut
-            Series without a case; those that failed already have their records.
-        cases : set of str
-            The ids of the run's cases.
+        cases : RunCases
+            The cases of the run; series without a case that failed already have their records.
         """
-        exclusions = {entry.series.id: entry for entry in left_out}
-        failed = {name for name, entry in exclusions.items() if entry.reason.expects_result}
-        marked = failures.failed_cases(self._out) - cases - failed
+        failed = {entry.id for entry in cases.left_out if entry.is_failure}
+        marked = {
+            name
+            for name in failures.failed_cases(self._out)
+            if name not in failed and not cases.has(name)
+        }
+        if not marked and not cases.other_results():
+            return  # nothing can be outdated: a look at each series is spared
+        self._folders = crosswalk.case_folders(self._out)
+        self._ids_by_path = crosswalk.ids_by_volume_file(self._out)
+        exclusions = cases.left_out.finder()
         for entry in series:
             for case in self._results(entry):
-                if case in cases:
+                if cases.has(case):
                     continue
-                reason, detail = self._changed(entry, case, exclusions.get(entry.id))
+                exclusion = next(iter(exclusions(entry.id)[-1:]), None)
+                reason, detail = self._changed(entry, case, exclusion)
                 if reason is not None:
                     marked.discard(case)
                     if case not in failed:
@@ -251,7 +427,7 @@ class OutdatedMarker:
         return [each for each in self._index.series if each.first.startswith(prefix)]
 
     def _changed(
-        self, series: IndexedSeries, case: str, exclusion: LeftOut | None
+        self, series: IndexedSeries, case: str, exclusion: Outcome | None
     ) -> tuple[Reason | None, str]:
         """Return why a result does not match the current files; None if it does."""
         try:

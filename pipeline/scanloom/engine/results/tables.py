@@ -8,16 +8,19 @@ Holders of the key find the sources of the file ids in a manifest.
 from __future__ import annotations
 
 import csv
+import hashlib
 import itertools
+import json
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
+from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
 from scanloom.engine.results.tabled_cases import (
     BATCH_ROWS,
     OldTableError,
@@ -28,7 +31,6 @@ from scanloom.engine.results.tabled_cases import (
     write_rows,
 )
 from scanloom.engine.workflow.schema import MAX_PAGE_BYTES
-from scanloom.engine.workflow.selection import LeftOut
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.extras.radiomics import feature_columns, read_features
 from scanloom.io.identity import file_id, key_fingerprint
@@ -51,6 +53,7 @@ from scanloom.io.output.measurements import (
 from scanloom.io.output.private import private_folder
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import read_regular_file
+from scanloom.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,6 +66,8 @@ MANIFEST_COLUMNS = ("file", "copy", "case", "outcome", "reason", "detail")
 MEASUREMENT_COLUMNS = ("case", *COLUMNS, "recipe")
 
 _SOP_INSTANCE_UID = 0x00080018
+_WRITTEN = b"scanloom.written"
+"""Key of the metadata that tell what the manifest was written from."""
 _TEXT_COLUMNS = {
     *("file", "case", "outcome", "reason", "detail"),
     *("model", "label", "unit", "flags", "share_of", "settings", "recipe"),
@@ -72,19 +77,11 @@ _BOX_COLUMNS = {name for name in COLUMNS if name[2:] in ("first", "last")}
 _INTEGER_COLUMNS = {"copy", "number", "voxels", "components", *_BOX_COLUMNS}
 
 
-@dataclass(frozen=True)
-class CaseEnding:
-    """Outcome of a case: the code and detail of its reason, both empty if it was published."""
-
-    reason: str
-    detail: str
-
-
 def write_tables(
     out: Path,
     index: Index,
-    left_out: Sequence[LeftOut],
-    endings: Mapping[str, Sequence[CaseEnding]],
+    left_out: Outcomes,
+    endings: Outcomes,
     key: bytes,
     shard: Path | None = None,
     damaged: set[str] | None = None,
@@ -95,11 +92,10 @@ def write_tables(
     ----------
     out, index, key
         The output folder, the index of all files found, and the key of the ids.
-    left_out : sequence of LeftOut
-        Series without a case.
-    endings : mapping
-        Outcomes of the cases of each series, by series id; a series that is missing was not
-        worked on yet.
+    left_out : Outcomes
+        Of series without a case.
+    endings : Outcomes
+        Of the cases of each series, by series id; a series that is missing was not worked on yet.
     shard : Path or None
         The folder of the run if it works on one shard of the cases: its manifest is written there,
         and the manifest of `out` is merged from those of all shards.
@@ -121,20 +117,63 @@ def write_tables(
     damaged = set() if damaged is None else damaged
 
     def counted_rows() -> Iterator[dict[str, Any]]:
-        for row in _manifest_rows(index, left_out, endings, key):
+        for row in _with_copies(_manifest_rows(index, left_out, endings, key)):
             counts[row["outcome"]] += 1
             yield row
 
     with private_folder(out, key_fingerprint(key)) as private:
         gather_sources(private)
     # The manifest first: `measurements` flags the cases that it calls STALE
-    write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows())
+    stem, digest = (shard or out) / MANIFEST, _manifest_digest(index, left_out, endings)
+    if (unchanged := _counts_of(stem, digest)) is not None:
+        counts.update(unchanged)
+    else:
+        write_table(
+            stem,
+            MANIFEST_COLUMNS,
+            counted_rows(),
+            lambda csv_size: {"digest": digest, "csv_size": csv_size, "counts": counts},
+        )
     if shard is None:
         write_case_tables(out, damaged)
     else:
         _merge_shards(out, shard, damaged)
     files = {name: counts[name] for name in ("used", *OUTCOMES, "open")}
     return {"found": sum(files.values()), **files}
+
+
+def _manifest_digest(index: Index, left_out: Outcomes, endings: Outcomes) -> str:
+    """Return a digest of all that decides what the manifest says.
+
+    A part of the index is named by the states of its files. What is known of a file that could not
+    be read may change without them, and is then counted under another reason.
+    """
+    parts, reasons = index.catalogue.parts, sorted(index.reasons.items())
+    head = [__version__, MANIFEST_COLUMNS, index.catalogue.fingerprint, parts, reasons]
+    digest = hashlib.blake2b(json.dumps(head).encode("utf-8", "backslashreplace"), digest_size=16)
+    for name, code, detail in endings.decided(_of_cases):
+        digest.update(f"{name} {code} {detail}\n".encode())
+    digest.update(b"\n")
+    for name, code, detail in left_out.decided(lambda outcomes: outcomes[-1]):
+        digest.update(f"{name} {code} {detail}\n".encode())
+    return digest.hexdigest()
+
+
+def _counts_of(stem: Path, digest: str) -> dict[str, int] | None:
+    """Return the counts of files of a whole manifest with a digest, None if there is none."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table, text = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
+    with suppress(OSError, pa.ArrowException, LookupError, ValueError, TypeError):
+        written = json.loads(parquet.read_metadata(table).metadata[_WRITTEN])
+        as_table, as_text = table.stat(), text.stat()
+        # The text is complete first: if it is the newer one, a process died between the two
+        is_whole = as_text.st_size == written["csv_size"]
+        if written["digest"] == digest and is_whole and as_text.st_mtime_ns <= as_table.st_mtime_ns:
+            counts: dict[str, int] = written["counts"]
+            return counts
+    return None
 
 
 def merge_shard_tables(out: Path, damaged: set[str] | None = None) -> bool:
@@ -180,13 +219,17 @@ def _workflow_of(run: Path) -> bytes:
         return run.name.encode()
 
 
-def _read_manifest(path: Path) -> pa.Table:
+def _read_manifest(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a manifest, some at a time."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    schema = _schema(MANIFEST_COLUMNS)
     try:
-        return parquet.read_table(path, schema=_schema(MANIFEST_COLUMNS))
-    except (OSError, pa.ArrowException) as exc:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=schema.names, use_threads=False):
+                yield batch.cast(schema)
+    except (OSError, ValueError, pa.ArrowException) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise
         name = f"runs/{path.parent.name}/{path.name}"
@@ -194,8 +237,8 @@ def _read_manifest(path: Path) -> pa.Table:
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
 
 
-def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
-    """Return a row for each file that the newest run found.
+def _merged(manifests: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each file that the newest run found.
 
     The newest run knows every current result. A file that is open in it takes the reason that the
     manifest of its own shard gives, the most recent one first.
@@ -204,15 +247,23 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
     from pyarrow import compute
 
     newest, *older = manifests
-    rows = {(row["file"], row["copy"]): row for row in _read_manifest(newest).to_pylist()}
+    unknown, unused = NameSet(), Outcomes()  # by the id of the file and the number of its copy
+    for batch in _read_manifest(newest) if older else ():
+        for row in batch.filter(compute.equal(batch["outcome"], "open")).to_pylist():
+            unknown.add(f"{row['file']} {row['copy']}")
     for path in older:
-        table = _read_manifest(path)
-        is_unused = compute.is_in(table["outcome"], value_set=pa.array(OUTCOMES))
-        for row in table.filter(is_unused).to_pylist():
-            current = rows.get((row["file"], row["copy"]))
-            if current is not None and current["outcome"] == "open":
-                rows[row["file"], row["copy"]] = row
-    return rows.values()
+        for batch in _read_manifest(path):
+            is_unused = compute.is_in(batch["outcome"], value_set=pa.array(OUTCOMES))
+            for row in batch.filter(is_unused).to_pylist():
+                if (name := f"{row['file']} {row['copy']}") in unknown:
+                    unused.append(Outcome(name, f"{row['outcome']} {row['reason']}", row["detail"]))
+    find = unused.finder()
+    for batch in _read_manifest(newest):
+        for row in batch.to_pylist():
+            if row["outcome"] == "open" and (found := find(f"{row['file']} {row['copy']}")):
+                outcome, _, reason = found[0].code.partition(" ")
+                row |= {"outcome": outcome, "reason": reason, "detail": found[0].detail}
+            yield row
 
 
 def write_case_tables(out: Path, damaged: set[str]) -> bool:
@@ -364,28 +415,25 @@ def feature_rows(folder: Path, outdated: Container[str]) -> Rows:
 
 def _manifest_rows(
     index: Index,
-    left_out: Sequence[LeftOut],
-    endings: Mapping[str, Sequence[CaseEnding]],
+    left_out: Outcomes,
+    endings: Outcomes,
     key: bytes,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each file, with the outcome of its series, or else its own."""
-    outcomes: dict[str, tuple[str, str, str]] = {
-        entry.series.id: (entry.reason.outcome, entry.reason.code, entry.detail)
-        for entry in left_out
-    }
-    outcomes.update({series: _series_outcome(cases) for series, cases in endings.items()})
-    copies: Counter[str] = Counter()  # copies of a file have the same id
+    outcome_of = _series_outcomes(left_out, endings)
+    known: str | None = None
+    of_known = "open", "", ""
     for (entry, reason, series), look in zip(index.files(), index.infos(), strict=True):
         if reason or series is None:
             code = reason or Reason.NOT_AN_IMAGE.code
             outcome, detail = str(Reason[code].outcome), ""
         else:
-            outcome, code, detail = outcomes.get(series.id, ("open", "", ""))
-        file = manifest_file_id(entry.path, look.packed, key)
-        copies[file] += 1
+            if series.id != known:  # else it is that of the file before
+                known, of_known = series.id, outcome_of(series.id)
+            outcome, code, detail = of_known
         yield {
-            "file": file,
-            "copy": copies[file],
+            "file": manifest_file_id(entry.path, look.packed, key),
+            "copy": 1,
             "case": series.id if series else "",
             "outcome": outcome,
             "reason": code,
@@ -393,11 +441,38 @@ def _manifest_rows(
         }
 
 
-def _series_outcome(cases: Sequence[CaseEnding]) -> tuple[str, str, str]:
-    """Return outcome, reason and detail of a series: "used" if any of its cases was published."""
-    if not all(case.reason for case in cases):
-        return "used", "", ""
-    return Reason[cases[0].reason].outcome, cases[0].reason, cases[0].detail
+def _with_copies(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows with the number of the copy of a file: all copies have one id."""
+    known, copies = NameSet(), dict[str, int]()
+    while batch := list(itertools.islice(rows, BATCH_ROWS)):
+        again = known.add_all([row["file"] for row in batch])
+        for row, is_copy in zip(batch, again, strict=True):
+            if is_copy:
+                row["copy"] = copies[row["file"]] = copies.get(row["file"], 1) + 1
+            yield row
+
+
+def _series_outcomes(
+    left_out: Outcomes, endings: Outcomes
+) -> Callable[[str], tuple[str, str, str]]:
+    """Return a function that gives outcome, reason and detail of a series by its id."""
+    find_ending, find_left_out = endings.finder(), left_out.finder()
+
+    def outcome_of(series: str) -> tuple[str, str, str]:
+        if of_cases := find_ending(series):
+            _, code, detail = _of_cases(of_cases)
+        elif left := find_left_out(series):
+            _, code, detail = left[-1]
+        else:
+            return "open", "", ""
+        return (Reason[code].outcome, code, detail) if code else ("used", "", "")
+
+    return outcome_of
+
+
+def _of_cases(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of a series by those of its cases: published if any of them was."""
+    return next((outcome for outcome in outcomes if not outcome.code), outcomes[0])
 
 
 def manifest_file_id(path: str, packed: EncodedElements | None, key: bytes) -> str:
@@ -412,8 +487,15 @@ def manifest_file_id(path: str, packed: EncodedElements | None, key: bytes) -> s
         return file_id(Path(), f"path {path}", key)
 
 
-def write_table(stem: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+def write_table(
+    stem: Path,
+    columns: Sequence[str],
+    rows: Iterable[dict[str, Any]],
+    written: Callable[[int], dict[str, Any]] | None = None,
+) -> None:
     """Write rows as `stem`.csv and .parquet in one pass, a batch at a time.
+
+    `written` returns metadata of the Parquet file; it is called last, with the size of the other.
 
     Raises
     ------
@@ -424,31 +506,36 @@ def write_table(stem: Path, columns: Sequence[str], rows: Iterable[dict[str, Any
         stem.with_suffix(".parquet"),
         lambda parquet_draft: atomic_write(
             stem.with_suffix(".csv"),
-            lambda csv_draft: _write_both(parquet_draft, csv_draft, columns, rows),
+            lambda csv_draft: _write_both(parquet_draft, csv_draft, columns, rows, written),
         ),
     )
 
 
 def _write_both(
-    parquet_file: Path, csv_file: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]
+    parquet_file: Path,
+    csv_file: Path,
+    columns: Sequence[str],
+    rows: Iterable[dict[str, Any]],
+    written: Callable[[int], dict[str, Any]] | None,
 ) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     schema = _schema(columns)
-    with (
-        parquet.ParquetWriter(parquet_file, schema) as parquet_writer,
-        csv_file.open("w", encoding="utf-8", newline="") as text,
-    ):
-        csv_writer = csv.DictWriter(text, columns, lineterminator="\n")
-        csv_writer.writeheader()
-        remaining = iter(rows)
-        while batch := list(itertools.islice(remaining, BATCH_ROWS)):
-            parquet_writer.write_table(pa.Table.from_pylist(batch, schema))
-            csv_writer.writerows(
-                {name: escape_formula(v) if isinstance(v, str) else v for name, v in row.items()}
-                for row in batch
-            )
+    with parquet.ParquetWriter(parquet_file, schema) as parquet_writer:
+        with csv_file.open("w", encoding="utf-8", newline="") as text:
+            csv_writer = csv.DictWriter(text, columns, lineterminator="\n")
+            csv_writer.writeheader()
+            remaining = iter(rows)
+            while batch := list(itertools.islice(remaining, BATCH_ROWS)):
+                parquet_writer.write_table(pa.Table.from_pylist(batch, schema))
+                csv_writer.writerows(
+                    {n: escape_formula(v) if isinstance(v, str) else v for n, v in row.items()}
+                    for row in batch
+                )
+        if written is not None:
+            text_of = json.dumps(written(csv_file.stat().st_size))
+            parquet_writer.add_key_value_metadata({_WRITTEN: text_of.encode()})
 
 
 def _schema(columns: Sequence[str]) -> pa.Schema:

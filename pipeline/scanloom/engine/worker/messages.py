@@ -12,16 +12,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.workflow.schema import Execution
 from scanloom.inference.graph import Predictor
+from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.messages import Message, from_json, register
 from scanloom.own_python import safe_path
 
@@ -149,35 +151,87 @@ register(Execution, lambda execution: (execution.model_dump(),), Execution.model
 
 
 class CaseFile:
-    """Cases of a run by id; only their offsets in the file stay in memory."""
+    """Cases in a file that only its owner can read, in the order in which they are to run.
 
-    def __init__(self, path: Path, offsets: dict[str, int]) -> None:
-        self.path, self._offsets = path, offsets
+    It is an iterator that gives each case once: it ends where none follows, and goes on when more
+    were added. In memory are the offsets of the cases that it gave and that were not removed.
 
-    @classmethod
-    def write(cls, path: Path, cases: Iterable[Case]) -> Self:
-        """Write a new file that only its owner can read.
+    Parameters
+    ----------
+    path : Path
+        It is emptied.
+    expected : int or None
+        Number of cases that a service expects, which its length is; None for that of the cases.
 
-        Raises
-        ------
-        OSError
-            If it can't be written.
-        """
-        offsets = {}
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for case in cases:
-                offsets[case.id] = file.tell()
-                file.write(Message(case).json + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        return cls(path, offsets)
+    Raises
+    ------
+    OSError
+        If it can't be written.
+    """
+
+    LONGEST_BYTES = 1 << 26
+    """Beyond that, the file of a service is emptied as soon as no case is in work."""
+
+    def __init__(self, path: Path, expected: int | None = None) -> None:
+        self.path, self._expected, self._count = path, expected, 0
+        self._offsets: dict[str, int] = {}
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        self._next = self._end = 0  # offsets of the case to be given, and behind the last one
+        self._changed = threading.Condition()
+
+    def append(self, case: Case) -> None:
+        """Add a case; OSError if it can't be written."""
+        line = Message(case).json + b"\n"
+        with self._changed:
+            with self.path.open("r+b") as file:
+                is_long = self._expected is not None and self._end > self.LONGEST_BYTES
+                if is_long and self._next == self._end and not self._offsets:
+                    file.truncate(0)
+                    self._next = self._end = 0
+                file.seek(self._end)
+                file.write(line)
+            self._end += len(line)
+            self._count += 1
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether a case follows, now or within some seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._next < self._end, seconds)
+
+    def __iter__(self) -> Iterator[Case]:
+        return self
+
+    def __next__(self) -> Case:
+        with self._changed:
+            if self._next == self._end:
+                raise StopIteration
+            with self.path.open("rb") as file:
+                file.seek(self._next)
+                case: Case = from_json(file.readline())
+                self._offsets[case.id] = self._next
+                self._next = file.tell()
+            return case
+
+    def cases(self) -> Iterator[Case]:
+        """Yield all cases, whether they were given or not."""
+        with self.path.open("rb") as file:
+            yield from map(from_json, file)
+
+    def sync(self) -> None:
+        """Sync the file to the disk; OSError if that fails."""
+        fsync_path(self.path)
 
     def offset(self, case_id: str) -> int:
-        """Return the offset of a case in the file."""
+        """Return the offset of a case that was given."""
         return self._offsets[case_id]
 
+    def remove(self, case_id: str) -> None:
+        """Forget a case that has ended."""
+        del self._offsets[case_id]
+
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._count if self._expected is None else self._expected
 
     @staticmethod
     def read(path: Path, offset: int) -> Case:
@@ -194,45 +248,3 @@ class CaseFile:
             file.seek(offset)
             case: Case = from_json(file.readline())
             return case
-
-
-class GrowingCaseFile(CaseFile):
-    """Cases that come one by one, in a file that only its owner can read.
-
-    Parameters
-    ----------
-    path : Path
-        It is emptied.
-    expected : int
-        Number of cases that are expected, which its length is.
-
-    Raises
-    ------
-    OSError
-        If it can't be written.
-    """
-
-    LONGEST_BYTES = 1 << 26
-    """Beyond that, the file is emptied as soon as no case is in work."""
-
-    def __init__(self, path: Path, expected: int) -> None:
-        super().__init__(path, {})
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        self._expected = expected
-
-    def add(self, case: Case) -> None:
-        """Append a case; OSError if it can't be written."""
-        with self.path.open("ab") as file:
-            offset = file.tell()
-            if offset > self.LONGEST_BYTES and not self._offsets:
-                file.truncate(0)
-                offset = 0
-            file.write(Message(case).json + b"\n")
-        self._offsets[case.id] = offset
-
-    def remove(self, case_id: str) -> None:
-        """Forget a case that has ended."""
-        del self._offsets[case_id]
-
-    def __len__(self) -> int:
-        return self._expected

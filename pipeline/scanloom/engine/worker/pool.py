@@ -66,7 +66,7 @@ _POLL_INTERVAL_S = 0.2
 
 
 def dispatch_cases(
-    cases: Iterable[Case],
+    cases: Iterable[Case | None],
     pool: Pool,
     on_outcome: Callable[[Case, CaseOutcome], None],
     *,
@@ -79,7 +79,8 @@ def dispatch_cases(
     Parameters
     ----------
     cases, pool
-        Cases are taken one by one, as the pool has room.
+        Cases are taken one by one, as the pool has room. None stands for no case yet: more is
+        asked for a moment later.
     on_outcome, on_start : callable
         Called in this thread. If `on_outcome` raises, no further case is started, the pool is
         stopped, and the error propagates.
@@ -116,11 +117,15 @@ def dispatch_cases(
     return queued.empty
 
 
+_END = object()
+"""Stands for the end of the cases."""
+
+
 class _Queue:
     """Cases of a pool: those that wait, those in flight, and those that lost their worker."""
 
     def __init__(
-        self, cases: Iterable[Case], pool: Pool, on_start: Callable[[Case], None] | None
+        self, cases: Iterable[Case | None], pool: Pool, on_start: Callable[[Case], None] | None
     ) -> None:
         self._waiting, self._exhausted = iter(cases), False
         self._pool, self._on_start = pool, on_start
@@ -138,9 +143,9 @@ class _Queue:
         """Submit cases while the pool has room; first those that lost their worker."""
         while self.in_flight < self._pool.window and not stop.is_set():
             # A case that lost its worker goes first: the end of a run must not wait for it
-            case = self._lost.pop() if self._lost else next(self._waiting, None)
-            if case is None:
-                self._exhausted = True
+            case = self._lost.pop() if self._lost else next(self._waiting, _END)
+            if not isinstance(case, Case):
+                self._exhausted = case is _END
                 return
             if self._on_start is not None:
                 self._on_start(case)

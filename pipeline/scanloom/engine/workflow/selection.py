@@ -7,18 +7,28 @@ without those that earlier runs completed.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError
+from scanloom.engine.outcomes import Outcome
 from scanloom.engine.workflow.schema import Policy, Selection, Workflow
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.ranking import SPACING_TOLERANCE, Preference, best_first, preference_of
-from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.index.storage import IndexedSeries, SortedOnDisk, Store, placed_sorter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -54,46 +64,62 @@ NO_MODALITY = "by select.modality: its files do not state the modality"
 """Detail of a series, such as NIfTI, that a selection of a modality leaves out."""
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A series without a case; `detail` holds no text of its headers."""
-
-    series: IndexedSeries
-    reason: Reason
-    detail: str
+Leave = Callable[[Outcome], None]
+"""Receives the series without a case."""
 
 
 def select(
-    indexed: Iterable[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard] = ()
-) -> tuple[list[Inputs], list[LeftOut]]:
-    """Split the series of an index into inputs of cases and series that are left out.
+    indexed: Iterable[IndexedSeries],
+    workflow: Workflow,
+    cards: Sequence[ModelCard],
+    leave: Leave,
+    store: Store | None = None,
+) -> Iterator[Inputs]:
+    """Yield the series of each case, and hand over those that are left out.
 
     `select`, `channels` and `policy` of the workflow are applied; the cards of its models decide
-    which of several series is the best. Each series is in exactly one of the two lists.
+    which of several series is the best. Each series is in one case, or left out. A workflow that
+    chooses among the series of a study goes through all of them twice.
+
+    Parameters
+    ----------
+    indexed : iterable of IndexedSeries
+    workflow, cards
+    leave : callable
+    store : Store or None
+        For rows of matching series while they are put together by study; None for memory.
     """
-    matching: list[IndexedSeries] = []
-    left_out: list[LeftOut] = []
-    for series in indexed:
-        mismatched = mismatch(series.info, workflow.select, workflow.policy)
-        fault = series.reason
-        if fault is not None and _allowed(fault, workflow.policy):
-            fault = None
-        # A series that is not selected may be faulty; any other one has failed
-        may_be = fault is None or (fault.expects_result and series.info.modality != "")
-        if mismatched is not None and may_be:
-            left_out.append(LeftOut(series, Reason.NOT_SELECTED, mismatched))
-        elif fault is not None:
-            left_out.append(LeftOut(series, fault, series.info.detail))
-        else:
-            matching.append(series)
+    matching = (
+        (number, series)
+        for number, series in enumerate(indexed)
+        if _matches(series, workflow, leave)
+    )
+    if not workflow.channels and workflow.select.choose == "all":
+        for _, series in matching:
+            yield (series,)
+        return
+    studies = _studies(matching, store or Store())
     if workflow.channels:
-        chosen, unchosen = _channels(matching, workflow, cards)
-        return chosen, left_out + unchosen
-    kept = _of_each_study(matching, workflow.select, cards)
-    known = {id(series) for series in kept}
-    detail = f"another series of its study is the {workflow.select.choose} one"
-    left_out += [LeftOut(m, Reason.NOT_SELECTED, detail) for m in matching if id(m) not in known]
-    return [(series,) for series in kept], left_out
+        yield from _channels(indexed, studies, workflow, cards, leave, store or Store())
+    else:
+        yield from _of_each_study(indexed, studies, workflow.select, cards, leave)
+
+
+def _matches(series: IndexedSeries, workflow: Workflow, leave: Leave) -> bool:
+    """Return whether a series may have a case; else hand it over with the reason."""
+    mismatched = mismatch(series.info, workflow.select, workflow.policy)
+    fault = series.reason
+    if fault is not None and _allowed(fault, workflow.policy):
+        fault = None
+    # A series that is not selected may be faulty; any other one has failed
+    may_be = fault is None or (fault.expects_result and series.info.modality != "")
+    if mismatched is not None and may_be:
+        leave(Outcome(series.id, Reason.NOT_SELECTED.code, mismatched))
+    elif fault is not None:
+        leave(Outcome(series.id, fault.code, series.info.detail))
+    else:
+        return True
+    return False
 
 
 def check_channels(workflow: Workflow, cards: Sequence[ModelCard]) -> None:
@@ -157,55 +183,109 @@ def _allowed(reason: Reason, policy: Policy) -> bool:
     return reason is Reason.ORIENTATION_UNKNOWN and policy.orientation is not None
 
 
+_Numbered = tuple[int, SeriesInfo]
+"""The number of a series among all, and what it is chosen by."""
+_OTHER, _CHOSEN, _REST = 0, 1, 2
+
+
+def _studies(
+    matching: Iterable[tuple[int, IndexedSeries]], store: Store
+) -> Iterator[list[_Numbered]]:
+    """Yield the matching series of each study; a series without a study is one by itself."""
+    import pyarrow as pa
+
+    schema = pa.schema({"study": pa.string(), "number": pa.int64(), "info": pa.string()})
+
+    def to_table(rows: list[tuple[str, int, str]]) -> pa.Table:
+        columns = zip(*rows, strict=True)
+        return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
+
+    def to_rows(batch: pa.RecordBatch) -> Iterable[tuple[str, int, str]]:
+        return zip(*(batch[name].to_pylist() for name in schema.names), strict=True)
+
+    ordered = SortedOnDisk(store, lambda row: row[:2], to_table, to_rows)
+    for number, series in matching:
+        ordered.add((series.study or series.id, number, json.dumps(series.info)))
+    for _, rows in itertools.groupby(ordered.rows(), key=itemgetter(0)):
+        yield [(number, SeriesInfo(*json.loads(info))) for _, number, info in rows]
+
+
 def _of_each_study(
-    matching: Sequence[IndexedSeries], selection: Selection, cards: Sequence[ModelCard]
-) -> list[IndexedSeries]:
-    """Return all series, or the best of each study; a series without a study is one by itself."""
-    if selection.choose == "all":
-        return list(matching)
+    indexed: Iterable[IndexedSeries],
+    studies: Iterable[list[_Numbered]],
+    selection: Selection,
+    cards: Sequence[ModelCard],
+    leave: Leave,
+) -> Iterator[Inputs]:
+    """Yield the best series of each study, in the order of the index."""
     preference = _preference(selection, cards)
-    best = [
-        study[best_first([series.info for series in study], preference)[0]]
-        for study in _studies(matching)
-    ]
-    kept = {id(series) for series in best}
-    return [series for series in matching if id(series) in kept]
+    detail = f"another series of its study is the {selection.choose} one"
+    kinds = bytearray()
+    for study in studies:
+        best = best_first([info for _, info in study], preference)[0]
+        for n, (number, _) in enumerate(study):
+            kinds.extend(bytes(max(0, number + 1 - len(kinds))))
+            kinds[number] = _CHOSEN if n == best else _REST
+    for series, kind in zip(indexed, kinds):  # noqa: B905  # the last ones may be of no study
+        if kind == _CHOSEN:
+            yield (series,)
+        elif kind == _REST:
+            leave(Outcome(series.id, Reason.NOT_SELECTED.code, detail))
 
 
 def _channels(
-    matching: Sequence[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard]
-) -> tuple[list[Inputs], list[LeftOut]]:
-    """Return the inputs of each complete study, and the series that are left out."""
-    chosen: list[Inputs] = []
-    left_out: list[LeftOut] = []
-    for study in _studies(matching):
-        by_channel: dict[str, IndexedSeries] = {}
+    indexed: Iterable[IndexedSeries],
+    studies: Iterable[list[_Numbered]],
+    workflow: Workflow,
+    cards: Sequence[ModelCard],
+    leave: Leave,
+    store: Store,
+) -> Iterator[Inputs]:
+    """Yield the inputs of each complete study, in the order of the studies' first series."""
+    # Four numbers of each matching series: its own, the first of its study, its place in the case
+    # (behind all places if it has none), and that of the text which says what its study lacks
+    places = array("q")
+    texts = {"": 0}
+    for study in studies:
+        by_channel: dict[str, int] = {}
+        infos = dict(study)
         for name, selection in workflow.channels.items():
             fit = [
-                series
-                for series in study
-                if mismatch(series.info, selection, workflow.policy) is None
-                and series not in by_channel.values()
+                number
+                for number, info in study
+                if mismatch(info, selection, workflow.policy) is None
+                and number not in by_channel.values()
             ]
             if fit:
-                best = best_first([series.info for series in fit], _preference(selection, cards))
+                best = best_first([infos[n] for n in fit], _preference(selection, cards))
                 by_channel[name] = fit[best[0]]
-        missing = [name for name in workflow.channels if name not in by_channel]
-        if not missing:
-            chosen.append(tuple(by_channel.values()))
-        for series in study:
-            if series not in by_channel.values():
-                left_out.append(LeftOut(series, Reason.NOT_SELECTED, "by channels"))
-            elif missing:
-                left_out.append(LeftOut(series, Reason.CHANNEL_MISSING, ", ".join(missing)))
-    return chosen, left_out
-
-
-def _studies(matching: Sequence[IndexedSeries]) -> Iterable[list[IndexedSeries]]:
-    studies: dict[str, list[IndexedSeries]] = defaultdict(list)
-    for series in matching:
-        studies[series.study or series.id].append(series)
-    return studies.values()
+        missing = ", ".join(name for name in workflow.channels if name not in by_channel)
+        text = texts.setdefault(missing, len(texts))
+        order = {} if missing else {number: n for n, number in enumerate(by_channel.values())}
+        for number, _ in study:
+            unused = number not in by_channel.values()
+            place = order.get(number, len(by_channel) + number)
+            places.extend((number, study[0][0], place, -1 if unused else text))
+    ordered = placed_sorter(store)
+    rows = np.frombuffer(places, np.int64).reshape(-1, 4)
+    following = map(tuple, rows[np.argsort(rows[:, 0])])
+    first, *where = next(following, (-1,))
+    for n, series in enumerate(indexed):
+        if n == first:
+            ordered.add((*where, series))
+            first, *where = next(following, (-1,))
+    details = list(texts)
+    for _, study_rows in itertools.groupby(ordered.rows(), key=itemgetter(0)):
+        inputs: list[IndexedSeries] = []
+        for _, _, lacking, series in study_rows:
+            if lacking == 0:
+                inputs.append(series)
+                if len(inputs) == len(workflow.channels):
+                    yield tuple(inputs)
+            elif lacking < 0:
+                leave(Outcome(series.id, Reason.NOT_SELECTED.code, "by channels"))
+            else:
+                leave(Outcome(series.id, Reason.CHANNEL_MISSING.code, details[lacking]))
 
 
 def _preference(selection: Selection, cards: Sequence[ModelCard]) -> Preference:

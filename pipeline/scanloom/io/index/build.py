@@ -491,7 +491,10 @@ def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str])
     OSError
         If the crosswalk cannot be written.
     """
-    requested = set(ids) - known_ids(out) - {""}
+    known = known_ids(out)
+    requested = {name for name in ids if name and name not in known}
+    if not requested:
+        return
     missing = (indexed for indexed in index.series if indexed.id in requested)
     while batch := list(itertools.islice(missing, BATCH_ROWS)):
         sources = [source_from_index(index, indexed) for indexed in batch]

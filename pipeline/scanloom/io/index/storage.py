@@ -471,6 +471,12 @@ class StoredSeries(Sequence[IndexedSeries]):
         )
         return next(_series_rows(rows))
 
+    def ids(self) -> Iterator[str]:
+        """Yield the ID of each series."""
+        column = f"{_SERIES}id"
+        for batch in self._file.iter_batches(_ROW_GROUP, columns=[column], use_threads=False):
+            yield from batch[column].to_pylist()
+
     def pieces(self, store: Store) -> Iterator[tuple[int, dict[int, IndexedSeries]]]:
         """Yield parts, in order, and the series in several pieces of which groups of them are some.
 
@@ -642,6 +648,23 @@ def series_sorter(store: Store) -> SortedOnDisk:
     return SortedOnDisk(
         store, order, lambda rows: pa.table(_series_arrays(rows), schema), _series_rows
     )
+
+
+def placed_sorter(store: Store) -> SortedOnDisk:
+    """Sort series, as the last of four, by the numbers before them: two decide."""
+    import pyarrow as pa
+
+    names = [f"place{n}" for n in range(3)]
+
+    def to_table(rows: list[tuple[int, int, int, IndexedSeries]]) -> pa.Table:
+        *places, series = zip(*rows, strict=True)
+        arrays = (pa.array(numbers, pa.int64()) for numbers in places)
+        return pa.table({**dict(zip(names, arrays, strict=True)), **_series_arrays(series)})
+
+    def to_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+        return zip(*(batch[n].to_pylist() for n in names), _series_rows(batch), strict=True)
+
+    return SortedOnDisk(store, lambda row: row[:2], to_table, to_rows)
 
 
 def file_sorter(store: Store) -> SortedOnDisk:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.output.growing_table import (
+    GROUP_ROWS,
     append_lines,
     file_size,
     file_state,

@@ -253,7 +253,8 @@ def test_a_worker_may_lack_what_this_process_lacks() -> None:
 def test_a_worker_tries_to_read_and_to_write(tmp_path: Path) -> None:
     (tmp_path / "out" / "cases").mkdir(parents=True)
     case = em.make_case(tmp_path, "scan")
-    case_file = CaseFile.write(tmp_path / "case_file", [case])
+    case_file = CaseFile(tmp_path / "case_file")
+    case_file.append(case)
     scan = case.series.files[0]
     with hold_handshake(tmp_path / "out", case_file=case_file.path) as handshake:
         before = answer(handshake.question)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
 from scanloom.engine.results.run_cases import RunCases
-from scanloom.engine.results.tables import CaseEnding
+from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.storage import IndexedSeries, Run
@@ -27,6 +29,10 @@ def inputs(name: str) -> Inputs:
     )
 
 
+def candidates(*_: object) -> Iterator[tuple[Inputs, Case]]:
+    return ((inputs(name), case(name)) for name in NAMES)
+
+
 def fail(out: Path, name: str) -> None:
     write_failure(out, CaseRecord(name, Reason.DAMAGED, "truncated", (), None), "recipe")
 
@@ -36,9 +42,8 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     blocked = tmp_path / "cases" / "case5"
     blocked.mkdir(parents=True)  # a result without its documents
 
-    cases = RunCases(tmp_path, Scope())
-    cases.add((inputs(name), case(name)) for name in NAMES)
-    cases.compare(cases.own)
+    cases = RunCases(tmp_path, Scope(), candidates)
+    cases.compare()
 
     assert [c.id for c in cases.pending] == [n for n in NAMES if n not in ("case3", "case5")]
     assert [(r.id, r.reason) for r in cases.records] == [
@@ -49,27 +54,79 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
 
 
 def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
-    cases = RunCases(tmp_path, Scope())
-    cases.add((inputs(name), case(name)) for name in NAMES)
+    cases = RunCases(tmp_path, Scope(), candidates)
     fail(tmp_path, "case2")
 
-    cases.compare(cases.own)
+    cases.compare()
     cases.note(CaseRecord("case1", None, "", (), None))
 
-    failed, published = CaseEnding("DAMAGED", "truncated"), CaseEnding("", "")
-    expected = {"case2": [failed], "case1": [published], "shared": [failed, published]}
-    assert cases.endings == expected
+    failed, published = ("DAMAGED", "truncated"), ("", "")
+    expected = [("case2", *failed), ("shared", *failed), ("case1", *published)]
+    assert list(cases.endings) == [*expected, ("shared", *published)]
+    assert cases.endings.finder()("shared") == [("shared", *failed), ("shared", *published)]
 
 
 def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
-    cases = RunCases(tmp_path, Scope(shard=(1, 2)))
-    cases.add((inputs(name), case(name)) for name in NAMES)
-    foreign_ids = sorted(set(NAMES) - {c.id for c in cases.own})
-    assert cases.own
+    cases = RunCases(tmp_path, Scope(shard=(1, 2)), candidates)
+    cases.compare()
+    foreign_ids = sorted(set(NAMES) - {c.id for c in cases.pending})
+    assert cases.pending
     assert foreign_ids
     fail(tmp_path, foreign_ids[0])
 
-    assert cases.endings == {}
+    assert list(cases.endings) == []
     cases.note_other_shards()
 
-    assert set(cases.endings) == {foreign_ids[0], "shared"}
+    assert [outcome.id for outcome in cases.endings] == [foreign_ids[0], "shared"]
+    assert (cases.selected, cases.total) == (len(cases.pending), len(NAMES))
+
+
+def test_cases_are_not_kept(tmp_path: Path) -> None:
+    """Of 2,000 cases, a third of which are done, few are in memory at a time."""
+    count, alive, most, passes = 2000, 0, 0, 0
+
+    def ended() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def made(*_: object) -> Iterator[tuple[Inputs, Case]]:
+        nonlocal alive, most, passes
+        passes += 1
+        for n in range(count):
+            one = case(f"case{n}")
+            weakref.finalize(one, ended)
+            alive += 1
+            most = max(most, alive)
+            yield inputs(one.id)[:1], one
+            del one
+
+    for n in range(0, count, 3):
+        fail(tmp_path, f"case{n}")
+    waiting = CaseFile(tmp_path / "cases.jsonl")
+    cases = RunCases(tmp_path, Scope(), made, pending=waiting)
+
+    cases.compare()
+
+    assert (len(waiting), cases.ended, len(cases.endings)) == (1333, 667, 667)
+    assert (passes, alive) == (1, 0)
+    assert most < 5
+    assert [c.id for c in waiting] == [f"case{n}" for n in range(count) if n % 3]
+
+
+def test_equal_ids_are_one_case_and_different_content_is_told(tmp_path: Path) -> None:
+    """The copies of a case that is to be worked on are named too; it runs where it came first."""
+    for name, text in (("a", "equal"), ("b", "other"), ("c", "equal"), ("d", "one"), ("e", "two")):
+        (tmp_path / name).write_text(text)
+
+    def made(*_: object) -> Iterator[tuple[Inputs, Case]]:
+        for name, path in (("x", "a"), ("y", "b"), ("z", "d"), ("x", "c"), ("z", "e")):
+            series = Series("nifti", (tmp_path / path,))
+            yield inputs(name)[:1], Case(name, series, Outputs(), "", "recipe")
+
+    cases = RunCases(tmp_path, Scope(), made)
+    ambiguous = cases.compare(frozenset(map(hash, "xz")), bytes(32))
+
+    assert ambiguous == {"z"}
+    assert [(c.id, bool(c.source_hash)) for c in cases.pending] == [("x", True), ("y", False)]
+    assert [c.series.files[0].name for c in cases.copies] == ["c"]
+    assert (cases.selected, cases.total) == (3, 3)

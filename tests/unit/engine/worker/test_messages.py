@@ -18,7 +18,6 @@ from scanloom.engine.worker.messages import (
     CaseReply,
     CaseRequest,
     FunctionCall,
-    GrowingCaseFile,
     Ready,
     Step,
     WorkerSetup,
@@ -88,15 +87,19 @@ def test_cases_that_come_one_by_one_are_read_at_their_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that got long is emptied once none of its cases is in work."""
-    monkeypatch.setattr(GrowingCaseFile, "LONGEST_BYTES", 1)
-    file = GrowingCaseFile(tmp_path / "cases.jsonl", expected=9)
+    monkeypatch.setattr(CaseFile, "LONGEST_BYTES", 1)
+    file = CaseFile(tmp_path / "cases.jsonl", expected=9)
     first, second, third = (replace(CASE, id=name) for name in ("one", "two", "three"))
     for case in (first, second):
-        file.add(case)
+        file.append(case)
+    assert list(file) == list(file.cases()) == [first, second]
+    assert not file.wait(0.0)
     assert [CaseFile.read(file.path, file.offset(c.id)) for c in (first, second)] == [first, second]
 
     file.remove("one")
     file.remove("two")
-    file.add(third)
+    file.append(third)
+    assert file.wait(0.0)
+    assert next(file) == third
     assert (file.offset("three"), CaseFile.read(file.path, 0)) == (0, third)
     assert (len(file), file.path.stat().st_mode & 0o777) == (9, 0o600)

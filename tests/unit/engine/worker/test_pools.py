@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,13 @@ from support import engine_models as em
 
 def case(name: str) -> Case:
     return Case(name, Series("nifti", (Path(name),)), Outputs(), "", "")
+
+
+def written(path: Path, cases: Iterable[Case]) -> CaseFile:
+    file = CaseFile(path)
+    for each in cases:
+        file.append(each)
+    return file
 
 
 class Threads:
@@ -177,8 +185,9 @@ def test_a_case_file_returns_each_case_unchanged(tmp_path: Path) -> None:
     odd_case = Case(
         "one", series, Outputs(structures=("liver",), also=("masks",)), "s", "r", OPTIONS, 2
     )
-    case_file = CaseFile.write(tmp_path / "case_file", [case("zero"), odd_case])
+    case_file = written(tmp_path / "case_file", [case("zero"), odd_case])
 
+    assert [each.id for each in case_file] == ["zero", "one"]
     assert CaseFile.read(case_file.path, case_file.offset("one")) == odd_case
     assert len(case_file) == 2
     assert stat.S_IMODE(case_file.path.stat().st_mode) == 0o600
@@ -353,13 +362,13 @@ def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
     setup = WorkerSetup(OutputTarget(out, "print"), models, in_flight=2)
     tasks = [em.SUCCEED, em.ABORT, em.SUCCEED, em.SUCCEED, em.RAISE, em.SUCCEED]
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
-    case_file = CaseFile.write(tmp_path / "case_file", cases)
+    case_file = written(tmp_path / "case_file", cases)
     ended = {}
     with local_cluster(["", ""], 2, tmp_path) as client, hold_handshake(out) as handshake:
         handshake.check(client)
         engines = EngineSetup("run", setup, 60.0, tmp_path / "logs", handshake)
         pool = DaskPool(client, case_file, engines)
-        assert dispatch_cases(cases, pool, lambda t, o: ended.update({t.id: o.record}))
+        assert dispatch_cases(case_file, pool, lambda t, o: ended.update({t.id: o.record}))
         pool.stop(5.0)
 
     expected = {em.ABORT: Reason.CRASHED, em.RAISE: Reason.INTERNAL}
@@ -378,14 +387,14 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
     models = partial(em.full_worker_models, tmp_path / "w.pt", tmp_path / "first", 0.5)
     setup = WorkerSetup(OutputTarget(out, "print"), models)
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
-    case_file, ended, faults = CaseFile.write(tmp_path / "case_file", cases), {}, []
+    case_file, ended, faults = written(tmp_path / "case_file", cases), {}, []
     with local_cluster(["", ""], 1, tmp_path) as client, hold_handshake(out) as handshake:
         engines = EngineSetup("run", setup, 60.0, tmp_path, handshake)
         pool = DaskPool(client, case_file, engines, PoolLimits(on_unfit=faults.append))
         until = time.monotonic() + 60.0
         while pool.window < 2 and time.monotonic() < until:
             time.sleep(0.1)
-        assert dispatch_cases(cases, pool, lambda t, o: ended.update({t.id: o}))
+        assert dispatch_cases(case_file, pool, lambda t, o: ended.update({t.id: o}))
         pool.stop(5.0)
 
     assert [ended[c.id].record.reason for c in cases] == [None] * 12

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from scanloom.core import Reason
+from scanloom.engine.outcomes import Outcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
-from scanloom.engine.workflow.selection import select
+from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.index.inspection import SeriesInfo
-from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.index.storage import IndexedSeries, Run
 
 CHEST = SeriesInfo(
     modality="CT",
@@ -34,8 +37,16 @@ def workflow(policy: dict[str, object] | None = None, **select: object) -> Workf
     return make_workflow(name="w", models=["m"], select=select, policy=policy or {})
 
 
+def split(
+    candidates: list[IndexedSeries], definition: Workflow
+) -> tuple[list[Inputs], list[Outcome]]:
+    """Return the inputs of cases, and the series that are left out."""
+    left_out: list[Outcome] = []
+    return list(select(candidates, definition, (), left_out.append)), left_out
+
+
 def outcome(candidate: IndexedSeries, definition: Workflow) -> Reason | None:
-    chosen, excluded = select([candidate], definition)
+    chosen, excluded = split([candidate], definition)
     assert len(chosen) + len(excluded) == 1
     return excluded[0].reason if excluded else None
 
@@ -65,13 +76,11 @@ def test_each_key_selects_and_excludes(key: str, right: object, wrong: object) -
 def test_a_modality_that_no_file_states_is_the_detail() -> None:
     """The policy's modality counts for such a series only."""
     nifti = series("a", modality="")
-    _, [excluded] = select([nifti], workflow(modality="CT"))
+    _, [excluded] = split([nifti], workflow(modality="CT"))
     assert excluded.reason is Reason.NOT_SELECTED
     assert excluded.detail == "by select.modality: its files do not state the modality"
     assert outcome(nifti, workflow({"modality": "CT"}, modality="CT")) is None
-    _, [excluded] = select(
-        [series("a", modality="MR")], workflow({"modality": "CT"}, modality="CT")
-    )
+    _, [excluded] = split([series("a", modality="MR")], workflow({"modality": "CT"}, modality="CT"))
     assert excluded.detail == "by select.modality"
 
 
@@ -109,10 +118,51 @@ def test_the_best_and_the_newest_of_each_study() -> None:
     candidates = [derived, new_thick, old_thin, second_study]
 
     def ids(choose: str, **more: object) -> list[str]:
-        return [chosen.id for (chosen,) in select(candidates, workflow(choose=choose, **more))[0]]
+        return [chosen.id for (chosen,) in split(candidates, workflow(choose=choose, **more))[0]]
 
     assert ids("all") == ["derived", "new_thick", "old_thin", "other"]
     assert ids("best") == ["old_thin", "other"]
     assert ids("best", prefer_spacing=5.0) == ["new_thick", "other"]
     assert ids("newest") == ["derived", "other"]
     assert ids("newest", image_type="ORIGINAL") == ["new_thick", "other"]
+
+
+def test_all_series_are_selected_as_they_come() -> None:
+    def coming() -> Iterator[IndexedSeries]:
+        yield series("a")
+        raise AssertionError("read ahead")
+
+    assert next(select(coming(), workflow(), (), list.append)) == (series("a"),)  # type: ignore[arg-type]
+
+
+def test_inputs_come_by_the_first_series_of_their_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows are sorted in memory, and whatever the studies are called."""
+    channels = {"t1": {"description": "t1"}, "t2": {"description": "t2"}}
+    definition = make_workflow(name="w", models=["m"], channels=channels)
+    candidates = [
+        IndexedSeries(
+            *(name, study, "dicom", "1.2", f"1.3.{n}", (Run(0, n, n + 1),), True),
+            CHEST._replace(description=description),
+        )
+        for n, (name, study, description) in enumerate(
+            [
+                ("a", "z", "t2"),
+                ("b", "y", "t1"),
+                ("c", "y", "other"),
+                ("d", "x", "t1"),
+                ("e", "z", "t1"),
+                ("f", "y", "t2"),
+                ("g", "z", "t1"),
+            ]
+        )
+    ]
+    expected = [("e", "a"), ("b", "f")]
+    for at_once in (100, 2):
+        monkeypatch.setattr("scanloom.io.index.storage.SORTED_AT_ONCE", at_once)
+        chosen, left_out = split(candidates, definition)
+        assert [tuple(each.id for each in inputs) for inputs in chosen] == expected
+        assert left_out == [
+            ("g", "NOT_SELECTED", "by channels"),
+            ("c", "NOT_SELECTED", "by channels"),
+            ("d", "CHANNEL_MISSING", "t2"),
+        ]

@@ -1,0 +1,243 @@
+"""A run with nothing to do, as its archive grows: time and peak memory of each step.
+
+    python benchmarks/archive_run.py [--cases 1000 10000 100000] [--choose all best] [--folder DIR]
+
+The index is made of parts without files, as in `archive_index.py`, and each series has a published
+case: small documents with the checksums, stamps and rows of the crosswalk that a run gives them. A
+list of the archive would find none of its files, so that the run begins with the stored index: all
+steps after `build_index` are those of `scanloom run`. Two runs follow one another, each in a
+process of its own: one that finds the results of processes that were killed before their tables,
+and one with nothing at all to do. Memory is the peak of the resident set within a step, and what it
+is at its end, MiB; a million cases take 17 GB of disk and half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from archive_index import KEY, unread_parts
+from meter import Stages, Watch, machine, parse, table
+
+STEPS = {
+    "ledger": ("Ledger",),
+    "select and compare": ("RunCases", "of_index"),
+    "enter": ("_Run", "enter"),
+    "leave": ("_Run", "leave"),
+    "tables": ("write_tables",),
+    "totals": ("write_totals",),
+    "report": ("write_report",),
+}
+"""Functions of `scanloom.engine.run`, by the step for which they count."""
+LABELS = ("liver", "spleen", "kidney_left", "kidney_right", "lung")
+
+
+def request_of(choose: str) -> Any:
+    """Return the request of a workflow that selects every series, or one of each study."""
+    from scanloom.engine.prepare import Request
+    from scanloom.engine.workflow.schema import make_workflow
+
+    select = {"modality": "CT", "choose": choose}
+    return Request.of(make_workflow(name="tissues", models=["ct_tissue"], select=select))
+
+
+def make_out(out: Path, count: int) -> None:
+    """Write an output folder with the index of that many series and the case of each."""
+    from scanloom.io.identity import key_fingerprint, source_stamp
+    from scanloom.io.index.build import stored_index
+    from scanloom.io.index.merge import merge_parts
+    from scanloom.io.index.storage import Store
+    from scanloom.io.index.workers import HeaderWorkers
+    from scanloom.io.output import crosswalk, ledger
+    from scanloom.io.output.layout import case_folder, fan_out
+    from scanloom.io.output.private import PRIVATE, private_folder, write_private
+
+    fingerprint = key_fingerprint(KEY)
+    with private_folder(out, fingerprint) as private:
+        names = unread_parts(private, count)
+        shutil.rmtree(private / "one")
+        store = Store(private / "index.parquet", write_private)
+        merge_parts(names, store, fingerprint, KEY, HeaderWorkers(1))
+    index = stored_index(out, fingerprint)
+    if index is None:
+        raise SystemExit("the index can't be read")
+    recipe, sources, rows = request_of("all").recipe, [], []
+    write = case_writer(out / ".work" / "template", recipe)
+    fan_out(out, count)
+    for series in index.series:
+        if series.reason is not None:  # one a part, which goes on in another: its files are missing
+            continue
+        folder, stamp = case_folder(out, series.id), source_stamp([series.stamp], KEY)
+        write(folder, stamp)
+        inode = folder.stat().st_ino
+        rows.append(ledger.PublishedCase(series.id, series.id, recipe, "h", stamp, inode))
+        source = crosswalk.SourceRecord(series.id, series.kind, series.path, series.n_files)
+        uids = {"study_uid": series.study_uid, "series_uid": series.series_uid}
+        sources.append(crosswalk.SourceRecord(**{**vars(source), **uids, "folder": series.id}))
+    shutil.rmtree(out / ".work")
+    with private_folder(out, fingerprint) as private:
+        crosswalk.gather_sources(private, sources)
+        ledger._append(private, rows)
+    print(f"{len(sources)} cases in {out / PRIVATE}", file=sys.stderr)
+
+
+def case_writer(folder: Path, recipe: str) -> Any:
+    """Return a function that writes a case folder like one that product functions write here."""
+    from scanloom.io.output.case_folder import _write_checksums
+    from scanloom.io.output.file_names import CASE, TIMING
+    from scanloom.io.output.json_file import write_document
+    from scanloom.io.output.measurements import write_measurements
+    from scanloom.io.output.published import read_provenance, store_file_stamps, store_source_stamp
+
+    sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+    from support.make_report import measured
+
+    mark, stamp = "i" * 26, "s" * 26
+    folder.mkdir(parents=True)
+    model = {"name": "ct_tissue", "version": "1", "license": "MIT", "engine": {"name": "torch"}}
+    digests = {"weights_sha256": "5" * 64, "card_sha256": "6" * 64, "reference_ranges": []}
+    document = {
+        "case": mark,
+        "source": {"kind": "dicom", "files": 3, "hash": "h", "modality": "CT", "unit": "HU"},
+        "grid": {"axes": "LPS", "shape": [8, 8, 3]},
+        "flags": [],
+        "recipe": recipe,
+        "models": [{**model, **digests, "device": "cpu", "precision": "float32"}],
+        "versions": {"scanloom": "0.1.0"},
+    }
+    write_document(folder / CASE, document)
+    write_document(folder / TIMING, {"steps": {"load": {"wall_s": 0.1, "cpu_s": 0.1}}})
+    write_measurements(folder, [measured("ct_tissue", label, 10.0) for label in LABELS])
+    _write_checksums(folder)
+    store_file_stamps(folder)
+    store_source_stamp(folder, stamp)
+    read_provenance(folder)
+    texts = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    times = {name: str((folder / name).stat().st_mtime_ns).encode() for name in texts}
+    timing, sums = texts.pop(TIMING), texts.pop("SHA256SUMS")
+    old_sum = hashlib.sha256(texts[CASE]).hexdigest().encode()
+
+    def write(case: Path, own_stamp: str) -> None:
+        case.mkdir(parents=True)
+        own = {
+            name: text.replace(mark.encode(), case.name.encode()) for name, text in texts.items()
+        }
+        new_sum = hashlib.sha256(own[CASE]).hexdigest().encode()
+        own_timing = timing.replace(stamp.encode(), own_stamp.encode())
+        for name, text in {**own, "SHA256SUMS": sums.replace(old_sum, new_sum)}.items():
+            with (case / name).open("wb") as file:
+                file.write(text)
+            own_timing = own_timing.replace(
+                times[name], str((case / name).stat().st_mtime_ns).encode()
+            )
+        (case / TIMING).write_bytes(own_timing)
+
+    return write
+
+
+def measure_run(out: Path, choose: str) -> None:
+    """Run with the stored index, and print a row for each step as JSON."""
+    from scanloom.engine import run as module
+    from scanloom.io.identity import key_fingerprint
+    from scanloom.io.index.build import stored_index
+
+    stages, rows = Stages(), []
+    key_file = out.parent / "key"
+    key_file.write_bytes(KEY)
+    with Watch() as watch:
+
+        def timed(name: str, work: Any) -> Any:
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                watch._take()
+                watch.stage = name
+                try:
+                    return stages.timed(name, work)(*args, **kwargs)
+                finally:
+                    watch._take()
+                    rows.append([name, watch._now() / 2**20])
+                    watch.stage = "other"
+
+            return wrapped
+
+        for name, (target, *method) in STEPS.items():
+            owner, attribute = (getattr(module, target), *method) if method else (module, target)
+            setattr(owner, attribute, timed(name, getattr(owner, attribute)))
+        module.build_index = timed(
+            "stored index", lambda *_, **__: stored_index(out, key_fingerprint(KEY))
+        )
+        options = module.RunOptions(out, key_file, module.NO_CLUSTER)
+        start, cpu = time.perf_counter(), time.process_time()
+        some_path = [Path(__file__)]  # which nobody lists
+        result = module.run(request_of(choose).workflow, some_path, options)
+        seconds = time.perf_counter() - start
+    status = result.status
+    if status.work or result.files["open"]:
+        raise SystemExit(f"there was something to do: {status}, {result.files}")
+    found = [[name, *stages.spent[name], watch.stages[name] / 2**20, end] for name, end in rows]
+    peak, end = watch.peak / 2**20, watch._now() / 2**20
+    found.append(["whole run", seconds, time.process_time() - cpu, peak, end])
+    print(json.dumps([status.before, found]))
+
+
+def points(folder: Path, count: int, chooses: list[str]) -> Iterator[list[Any]]:
+    """Yield a row for each step of the runs over an output folder."""
+    out = folder / "out"
+    script = [sys.executable, __file__, "--out", str(out)]
+    subprocess.run([*script, "--make", str(count)], check=True)
+    for choose in chooses:
+        for name in ("first", "again"):
+            done = subprocess.run(
+                [*script, "--run", choose], check=True, stdout=subprocess.PIPE, text=True
+            )
+            before, steps = json.loads(done.stdout.splitlines()[-1])
+            for step in steps:
+                yield [before, choose, name, *step, 1e6 * step[2] / before]
+    shutil.rmtree(folder)
+
+
+def main() -> None:
+    """Make output folders, run, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--choose", nargs="+", default=["all"], help="all, best or both")
+    parser.add_argument("--folder", type=Path, help="Where to write; default a temporary one.")
+    for hidden in ("--out", "--make", "--run"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    options = parse(parser, cases=[6])
+    if options.make:
+        make_out(Path(options.out), int(options.make))
+    elif options.run:
+        measure_run(Path(options.out), options.run)
+    else:
+        print(machine(), "\n")
+        base = Path(tempfile.mkdtemp(dir=options.folder))
+        try:
+            for count in options.cases:
+                rows = list(points(base / "one", count, options.choose))
+                head = [
+                    "cases",
+                    "choose",
+                    "run",
+                    "step",
+                    "s",
+                    "cpu s",
+                    "peak MiB",
+                    "then",
+                    "cpu us",
+                ]
+                print(table(head, rows), flush=True)
+        finally:
+            shutil.rmtree(base)
+
+
+if __name__ == "__main__":
+    main()
