@@ -16,7 +16,7 @@ import logging
 import math
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -35,6 +35,7 @@ from scanloom.core import (
     DICOM,
     Case,
     Grid,
+    Reason,
     ScanError,
     counted,
     format_bytes,
@@ -51,14 +52,15 @@ from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope
 from scanloom.io.identity import key_fingerprint
-from scanloom.io.index.build import build_index
+from scanloom.io.index.build import Index, build_index
+from scanloom.io.index.sample import Estimate, FolderSample
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.engines import ENGINES
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.layout import CASES
-from scanloom.io.output.private import load_key_of, private_folder, write_private
+from scanloom.io.output.private import check_key, load_key_of, private_folder, write_private
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
@@ -619,13 +621,27 @@ def make_plan(
     ScanError
         If no case can run: because of the models, paths, key or output folder.
     """
+    request, key = _checked(workflow, paths, out, key_file)
+    index = build_index(paths, key, out, archives=archives)
+    return _plan(index, request, key, out, scope or Scope())[0]
+
+
+def _checked(
+    workflow: Workflow, paths: Sequence[Path], out: Path, key_file: Path | None
+) -> tuple[Request, bytes]:
+    """Return the request of a plan and the key of its ids; refuse what no case can run with."""
     request = Request.of(workflow)
     check_networks(request.requested)
     check_paths(paths, out)
-    key = load_key_of(out, key_file)
-    index = build_index(paths, key, out, archives=archives)
-    site = find_site(request)
-    cases = RunCases.of_index(index, request, key, out, scope or Scope())
+    return request, load_key_of(out, key_file)
+
+
+def _plan(
+    index: Index, request: Request, key: bytes, out: Path, scope: Scope
+) -> tuple[RunPlan, RunCases, Costs, ExecutionSite]:
+    """Plan a run over an index; also return its cases, what cases cost, and where they run."""
+    workflow, site = request.workflow, find_site(request)
+    cases = RunCases.of_index(index, request, key, out, scope)
     prepared = [
         prepare(
             case,
@@ -656,7 +672,7 @@ def make_plan(
         for record in cases.records
         if record.reason
     ]
-    return RunPlan(
+    plan = RunPlan(
         workflow=workflow.name,
         recipe=request.recipe if cases.pending else "",
         device=site.placement.device,
@@ -675,6 +691,135 @@ def make_plan(
             *_request_notes(request, cases.pending, out),
             gpu_advice(runnable, request, site, costs),
         ),
+    )
+    return plan, cases, costs, site
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """Expected course of a run over an archive, estimated from a random share of its folders.
+
+    Parameters
+    ----------
+    plan : RunPlan
+        Of the sample alone; its memory is that of the largest scans in it.
+    sampled, found, listed, opened : int
+        Folders of the sample and of the archive as they were divided, folders that were listed to
+        find them, and files of the sample that were opened this time.
+    files : mapping
+        Files found and of each outcome.
+    cases : mapping
+        Cases "todo", with a result from "before", and "refused".
+    left_out, not_selected, refused : mapping
+        Series left out by reason code, those of NOT_SELECTED by the condition that they fail, and
+        refused cases by reason code.
+    seconds, written : range or None
+        As of `Totals`, with the uncertainty of the sample; None if they are unknown.
+    unknown : str
+        Why the time is unknown; empty if it is known.
+    unseen : float
+        What lies in fewer folders than this may have none in the sample (95 %).
+    notes : tuple of str
+    """
+
+    plan: RunPlan
+    sampled: int
+    found: int
+    listed: int
+    opened: int
+    files: Mapping[str, Estimate]
+    cases: Mapping[str, Estimate]
+    left_out: Mapping[str, Estimate]
+    not_selected: Mapping[str, Estimate]
+    refused: Mapping[str, Estimate]
+    seconds: Range | None
+    written: Range | None
+    unknown: str
+    unseen: float
+    notes: tuple[str, ...] = ()
+
+
+@read_session()
+def plan_sample(
+    workflow: Workflow,
+    paths: Sequence[Path],
+    out: Path,
+    size: float,
+    key_file: Path | None = None,
+    scope: Scope | None = None,
+    *,
+    archives: bool = False,
+    seed: int | None = None,
+) -> SamplePlan:
+    """Plan a run over an archive from a sample of its folders.
+
+    `size` and `seed` are those of `FolderSample`, all else as for `make_plan`. The index of the
+    sample is kept in the user's cache folder; the output folder has nothing of it.
+
+    Raises
+    ------
+    ScanError
+        If no case can run; SAMPLE if too few folders can be sampled.
+    """
+    request, key = _checked(workflow, paths, out, key_file)
+    check_key(out, key_fingerprint(key))
+    sample = FolderSample(paths, size, key, out, archives=archives, seed=seed)
+    index = sample.index()
+    plan, cases, costs, site = _plan(index, request, key, out, scope or Scope())
+
+    def estimate(first_files: Iterable[tuple[str, float]]) -> Estimate:
+        amounts = np.zeros(len(sample.units))
+        for path, amount in first_files:
+            amounts[sample.unit_of(path)] += amount
+        return sample.total(amounts)
+
+    def by_name(rows: Iterable[tuple[str, str]]) -> dict[str, Estimate]:
+        amounts = defaultdict[str, Counter[int]](Counter)
+        for name, path in rows:
+            amounts[name][sample.unit_of(path)] += 1
+        return {
+            name: sample.total([amounts[name][n] for n in range(len(sample.units))])
+            for name in sorted(amounts, key=lambda name: -amounts[name].total())
+        }
+
+    first = {case: entry.first for case, entry in cases.entries.items()}
+    left, none = cases.left_out, Estimate(0.0, 0.0, 0.0, 0.0)
+    rows = ((name, f.entry.path) for f in index.files() for name in ("found", f.outcome[0]))
+    states = [("refused" if case.reason else "todo", first[case.case]) for case in plan.cases]
+    states += [("before", first[record.id]) for record in cases.records if record.reason is None]
+    seconds, written, unknown = plan.totals.seconds, plan.totals.written, plan.totals.unknown
+    todo = [case for case in plan.todo if case.seconds and case.written]
+    if seconds is not None:
+        ends = [estimate((first[c.case], c.seconds[n]) for c in todo if c.seconds) for n in (0, 1)]
+        times = ends[0].low / ends[0].sampled, ends[1].high / ends[1].sampled
+        low, high = (costs.run_time(plan.todo, site, factor) for factor in times)
+        seconds = low[0], high[1]
+        if not states_something(seconds):
+            unknown = f"{format_range(seconds)}: a larger sample would tell more"
+            seconds = None
+    if written is not None:
+        ends = [estimate((first[c.case], c.written[n]) for c in todo if c.written) for n in (0, 1)]
+        written = ends[0].low, ends[1].high
+    return SamplePlan(
+        plan,
+        sampled=len(sample.units),
+        found=sample.found,
+        listed=sample.listed,
+        opened=index.opened,
+        files=dict.fromkeys(plan.files, none) | by_name(rows),
+        cases=dict.fromkeys(("todo", "before", "refused"), none) | by_name(states),
+        left_out=by_name((entry.reason.code, entry.series.first) for entry in left),
+        not_selected=by_name(
+            (entry.detail, entry.series.first)
+            for entry in left
+            if entry.reason is Reason.NOT_SELECTED
+        ),
+        refused=by_name((c.reason, first[c.case]) for c in plan.cases if c.reason),
+        seconds=seconds,
+        written=written,
+        unknown=unknown,
+        unseen=sample.found * (1 - 0.05 ** (1 / len(sample.units))),
+        notes=tuple(_disk_notes(written, out)) if written else (),
     )
 
 
@@ -829,9 +974,14 @@ def _notes(
     if site.device and (large := sum(case.device > site.device for case in cases)):
         slow = "too large for the device: fewer windows, scores on the host"
         yield f"{counted(large, 'case')} {slow}"
+    yield from _disk_notes(totals.written or (0.0, 0.0), out)
+
+
+def _disk_notes(written: Range, out: Path) -> Iterator[str]:
+    """Yield a sentence if the results may exceed the disk of the output folder."""
     # The output folder need not exist: then its disk is that of the nearest folder above it
     folder = next(p for p in (out, *out.absolute().parents) if p.exists())
-    free, written = shutil.disk_usage(folder).free, totals.written or (0.0, 0.0)
+    free = shutil.disk_usage(folder).free
     if written[1] > free:
         verb = "need" if written[0] > free else "may need"
         yield (
