@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -763,7 +763,9 @@ def plan_sample(
     """
     request, key = _checked(workflow, paths, out, key_file)
     check_key(out, key_fingerprint(key))
-    sample = FolderSample(paths, size, key, out, archives=archives, seed=seed)
+    chooses = bool(workflow.channels) or workflow.select.choose != "all"
+    whole: Literal["study", "series"] = "study" if chooses else "series"
+    sample = FolderSample(paths, size, key, out, archives=archives, whole=whole, seed=seed)
     index = sample.index()
     plan, cases, costs, site = _plan(index, request, key, out, scope or Scope())
 

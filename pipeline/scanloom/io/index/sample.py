@@ -2,9 +2,9 @@
 
 What is sampled are units: folders with all that lies below them, and files or archives that stand
 beside them. The archive is listed from the top, a level at a time, until a share of a level is
-enough units, and never so deep that a study lies in several of them. In order of their parents and
-then of their sizes, units of equal number form strata of which two are drawn at random each: the
-variance between those two is that of the total.
+enough units, and never so deep that a study, or at least a series, lies in several of them. In
+order of their parents and then of their sizes, units of equal number form strata of which two are
+drawn at random each: the variance between those two is that of the total.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAST = 20
 """Units of the smallest sample: below it, intervals of 95 % held the truth in fewer than 90 %."""
 _AIMED = 200  # units at which a sample gains little from smaller ones
 _MOST_LISTED = 20_000  # folders: a second on a local disk, a minute or two on a share
-_PAIRS = 10  # of neighbouring units that are opened to see whether they share a study
+_PAIRS = 10  # of neighbouring units that are opened to see whether they share a study or series
 _FIRST_FILES = 3  # of each: the first one may be a text
 _ALL_LOOSE = 2000  # files beside folders of which all are taken
 _MOST_LOOSE = 20_000  # files of one folder that can't be sampled
@@ -92,7 +92,9 @@ class FolderSample(FileWalk):
     size : float
         The share of the units, below 1, or their number.
     key : bytes
-        Secret key of the ids, for the few files that are opened to compare their studies.
+        Secret key of the ids, for the few files that are opened to compare units.
+    whole : str
+        What lies in one unit: "study", or "series" if nothing is chosen among those of a study.
     seed : int or None
         Start of the random numbers; None for a digest of the paths.
 
@@ -117,10 +119,11 @@ class FolderSample(FileWalk):
         out: Path | None = None,
         *,
         archives: bool = False,
+        whole: Literal["study", "series"] = "study",
         seed: int | None = None,
     ) -> None:
         super().__init__(paths, out)  # archives are units: they are not listed yet
-        self._key, self._with_archives = key, archives
+        self._key, self._with_archives, self._whole = key, archives, whole
         self._inside = tuple({os.path.realpath(root) + os.sep for root in self._roots})
         self._loose: dict[str, list[FileEntry]] = {}
         self.listed = 0
@@ -157,7 +160,7 @@ class FolderSample(FileWalk):
             count = len(stratum) if is_whole else 2
             drawn = rng.choice(len(stratum), count, replace=False)
             self.units += [stratum[n] for n in sorted(drawn)]
-            sizes += [len(stratum)] * count
+            sizes.append(len(stratum))
             numbers += [number] * count
         self._sizes, self._strata = np.array(sizes), np.array(numbers)
 
@@ -174,8 +177,8 @@ class FolderSample(FileWalk):
             else Unit("file", os.path.dirname(root), os.lstat(root).st_size, root, is_leaf=True)
             for root in self._roots
         ]
-        if self._share_studies([level]):
-            detail = "a study lies in several of these paths: give the folder around them"
+        if self._are_divided([level]):
+            detail = f"a {self._whole} lies in several of these paths: give the folder around them"
             raise ScanError(Reason.SAMPLE, detail)
         links: set[str] = set()
         loose: list[Unit] = []
@@ -188,7 +191,7 @@ class FolderSample(FileWalk):
                 unit if unit.is_leaf else unit._replace(size=sum(max(1, u.size) for u in units))
                 for unit, units in zip(level, below, strict=True)
             ]
-            if self._share_studies(below):
+            if self._are_divided(below):
                 break
             level = [unit for units in below for unit in units if unit.kind != "loose"]
             loose += [unit for units in below for unit in units if unit.kind == "loose"]
@@ -261,23 +264,23 @@ class FolderSample(FileWalk):
     def _is_inside(self, path: str) -> bool:
         return (path + os.sep).startswith(self._inside)
 
-    def _share_studies(self, families: Sequence[Sequence[Unit]]) -> bool:
-        """Return whether neighbours of a family have files of one study, as far as a few tell."""
+    def _are_divided(self, families: Sequence[Sequence[Unit]]) -> bool:
+        """Return whether a study or series lies in neighbours of a family, as a few files tell."""
         pairs: list[Sequence[Unit]] = []
         for family in families:
-            whole = [unit for unit in family if unit.kind != "loose"]
-            if len(whole) > 1:
-                pairs += [whole[:2]] if len(families) > 1 else list(itertools.pairwise(whole))
+            units = [unit for unit in family if unit.kind != "loose"]
+            if len(units) > 1:
+                pairs += [units[:2]] if len(families) > 1 else list(itertools.pairwise(units))
         step = max(1, math.ceil(len(pairs) / _PAIRS))
         first = [[self._first_files(unit) for unit in pair] for pair in pairs[::step]]
         paths = [path for pair in first for files in pair for path in files]
         if not paths:
             return False
-        found = index_of(paths, self._key).files()
-        studies = {file.entry.path: file.series.study for file in found if file.series}
+        found = ((f.entry.path, f.series) for f in index_of(paths, self._key).files())
+        names = {path: s.study if self._whole == "study" else s.id for path, s in found if s}
         return any(
-            {studies.get(p, "") for p in a} & {studies.get(p, "") for p in b} - {""}
-            for a, b in first
+            {names.get(path) for path in left} & {names.get(path) for path in right} - {None, ""}
+            for left, right in first
         )
 
     def _first_files(self, unit: Unit) -> list[str]:
@@ -348,18 +351,17 @@ class FolderSample(FileWalk):
         from scipy import stats
 
         amounts: NDArray[np.float64] = np.asarray(values, np.float64)
-        total = variance = squares = 0.0
-        for number in np.unique(self._strata):
-            drawn = amounts[self._strata == number]
-            size = int(self._sizes[self._strata == number][0])
-            total += size * float(drawn.mean())
-            if size > len(drawn):
-                part = size * (size - len(drawn)) * float(drawn.var(ddof=1)) / len(drawn)
-                variance, squares = variance + part, squares + part**2
+        counts = np.bincount(self._strata)
+        means = np.bincount(self._strata, amounts) / counts
+        squares = np.bincount(self._strata, (amounts - means[self._strata]) ** 2)
+        total = float((self._sizes * means).sum())
+        left = self._sizes * (self._sizes - counts)  # none in a stratum of which all is taken
+        parts = left * squares / np.maximum(counts - 1, 1) / counts
+        variance = float(parts.sum())
         sampled = float(amounts.sum())
         if not variance:
             return Estimate(sampled, total, total, total)
-        freedom = max(variance**2 / squares, _LEAST_DF)
+        freedom = max(variance**2 / float((parts**2).sum()), _LEAST_DF)
         quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom))
         factor = math.exp(min(quantile * math.sqrt(variance) / total, 700.0))
         return Estimate(sampled, total, max(total / factor, sampled), total * factor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import zipfile
 from collections import Counter
@@ -83,6 +82,7 @@ def test_a_study_is_never_divided(tmp_path: Path) -> None:
 
     assert sample.found == 40
     assert {Path(unit.path).name[:5] for unit in sample.units} == {"study"}
+    assert FolderSample([tmp_path / "in"], 0.5, KEY, whole="series").found == 80
     with pytest.raises(ScanError, match="a study lies in several of these paths"):
         FolderSample(sorted((tmp_path / "in" / "patient1" / "study2").iterdir()), 0.5, KEY)
 
@@ -171,6 +171,7 @@ def alike(rng: np.random.Generator, _: int) -> list[int]:
     return [2] * int(rng.integers(1, 4))
 
 
+SAMPLES = 60
 SHAPES: dict[str, Draw] = {"patients": skewed, "years": by_year, "hospitals": alike}
 
 
@@ -202,21 +203,20 @@ def write_archive(
 @pytest.mark.thorough
 @pytest.mark.parametrize("shape", SHAPES)
 def test_intervals_hold_the_truth(tmp_path: Path, shape: str) -> None:
-    """An interval of 95 % fails in 5 of 100 samples: in 9 of 60 at most, but for 1 in 1,000."""
+    """An interval of 95 % fails in 3 of 60 samples; what no folder of a sample has is not told."""
     root, amounts = write_archive(tmp_path / "in", shape)
-    seeds = int(os.environ.get("SEEDS", "60"))
     names = next(iter(amounts.values()))
     truth = {name: sum(each[name] for each in amounts.values()) for name in names}
-    hits, totals, widths = Counter[str](), Counter[str](), Counter[str]()
-    for seed in range(seeds):
+    told, hits, totals = Counter[str](), Counter[str](), Counter[str]()
+    for seed in range(SAMPLES):
         sample = FolderSample([root], 0.1, KEY, seed=seed)
         for name in names:
             estimate = sample.total([amounts[unit.path][name] for unit in sample.units])
+            told[name] += estimate.sampled > 0
             hits[name] += estimate.low <= truth[name] <= estimate.high
             totals[name] += estimate.total / truth[name]
-            widths[name] += (estimate.high - estimate.low) / truth[name]
 
     for name in names:
-        print(shape, name, hits[name] / seeds, totals[name] / seeds, widths[name] / seeds)
-        assert hits[name] >= 0.85 * seeds
-        assert 0.9 < totals[name] / seeds < 1.1
+        assert told[name] > 0.8 * SAMPLES
+        assert hits[name] >= 0.88 * told[name]
+        assert 0.85 < totals[name] / SAMPLES < 1.15
