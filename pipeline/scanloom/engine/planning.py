@@ -51,7 +51,7 @@ from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope
-from scanloom.io.identity import key_fingerprint
+from scanloom.io.identity import case_id, key_fingerprint
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.sample import Estimate, FolderSample
 from scanloom.io.index.storage import IndexedSeries
@@ -769,30 +769,34 @@ def plan_sample(
     index = sample.index()
     plan, cases, costs, site = _plan(index, request, key, out, scope or Scope())
 
-    def estimate(first_files: Iterable[tuple[str, float]]) -> Estimate:
-        amounts = np.zeros(len(sample.units))
-        for path, amount in first_files:
-            amounts[sample.unit_of(path)] += amount
-        return sample.total(amounts)
+    def estimate(amounts: Iterable[tuple[int, float]]) -> Estimate:
+        sums = np.zeros(len(sample.units))
+        for unit, amount in amounts:
+            sums[unit] += amount
+        return sample.total(sums)
 
-    def by_name(rows: Iterable[tuple[str, str]]) -> dict[str, Estimate]:
-        amounts = defaultdict[str, Counter[int]](Counter)
-        for name, path in rows:
-            amounts[name][sample.unit_of(path)] += 1
-        return {
-            name: sample.total([amounts[name][n] for n in range(len(sample.units))])
-            for name in sorted(amounts, key=lambda name: -amounts[name].total())
-        }
+    def by_name(rows: Iterable[tuple[str, int]]) -> dict[str, Estimate]:
+        counts = defaultdict[str, Counter[int]](Counter)
+        for name, unit in rows:
+            counts[name][unit] += 1
+        names = sorted(counts, key=lambda name: -counts[name].total())
+        return {name: estimate(counts[name].items()) for name in names}
 
-    first = {case: entry.first for case, entry in cases.entries.items()}
-    left, none = cases.left_out, Estimate(0.0, 0.0, 0.0, 0.0)
-    rows = ((name, f.entry.path) for f in index.files() for name in ("found", f.outcome[0]))
-    states = [("refused" if case.reason else "todo", first[case.case]) for case in plan.cases]
-    states += [("before", first[record.id]) for record in cases.records if record.reason is None]
+    units = _units_of(sample, index, cases, key)
+    left = [(code, detail, next(units[name])) for name, code, detail in plan.left]
+    of_case = {case.case: next(units[case.case]) for case in plan.cases}
+    before = [next(units[record.id]) for record in cases.records if record.reason is None]
+    states = [("refused" if case.reason else "todo", of_case[case.case]) for case in plan.cases]
+    states += [("before", unit) for unit in before]
+    files = ((file.outcome[0], sample.unit_of(file.entry.path)) for file in index.files())
+    outcomes = by_name(row for name, unit in files for row in (("found", unit), (name, unit)))
+    none = Estimate(0.0, 0.0, 0.0, 0.0)
     seconds, written, unknown = plan.totals.seconds, plan.totals.written, plan.totals.unknown
-    todo = [case for case in plan.todo if case.seconds and case.written]
     if seconds is not None:
-        ends = [estimate((first[c.case], c.seconds[n]) for c in todo if c.seconds) for n in (0, 1)]
+        ends = [
+            estimate((of_case[c.case], c.seconds[n]) for c in plan.todo if c.seconds)
+            for n in (0, 1)
+        ]
         times = ends[0].low / ends[0].sampled, ends[1].high / ends[1].sampled
         low, high = (costs.run_time(plan.todo, site, factor) for factor in times)
         seconds = low[0], high[1]
@@ -800,7 +804,10 @@ def plan_sample(
             unknown = f"{format_range(seconds)}: a larger sample would tell more"
             seconds = None
     if written is not None:
-        ends = [estimate((first[c.case], c.written[n]) for c in todo if c.written) for n in (0, 1)]
+        ends = [
+            estimate((of_case[c.case], c.written[n]) for c in plan.todo if c.written)
+            for n in (0, 1)
+        ]
         written = ends[0].low, ends[1].high
     return SamplePlan(
         plan,
@@ -808,21 +815,43 @@ def plan_sample(
         found=sample.found,
         listed=sample.listed,
         opened=index.opened,
-        files=dict.fromkeys(plan.files, none) | by_name(rows),
+        files=dict.fromkeys(plan.files, none) | outcomes,
         cases=dict.fromkeys(("todo", "before", "refused"), none) | by_name(states),
-        left_out=by_name((entry.reason.code, entry.series.first) for entry in left),
+        left_out=by_name((code, unit) for code, _, unit in left),
         not_selected=by_name(
-            (entry.detail, entry.series.first)
-            for entry in left
-            if entry.reason is Reason.NOT_SELECTED
+            (detail, unit) for code, detail, unit in left if code == Reason.NOT_SELECTED.code
         ),
-        refused=by_name((c.reason, first[c.case]) for c in plan.cases if c.reason),
+        refused=by_name((case.reason, of_case[case.case]) for case in plan.cases if case.reason),
         seconds=seconds,
         written=written,
         unknown=unknown,
         unseen=sample.found * (1 - 0.05 ** (1 / len(sample.units))),
         notes=tuple(_disk_notes(written, out)) if written else (),
     )
+
+
+def _units_of(
+    sample: FolderSample, index: Index, cases: RunCases, key: bytes
+) -> dict[str, Iterator[int]]:
+    """Return the units of each series and case by its id, one after the other.
+
+    Series whose files can't be read have the same id: an empty one.
+    """
+    units = defaultdict[str, list[int]](list)
+    for series in index.series:
+        units[series.id].append(sample.unit_of(series.first))
+    for case, series in cases.entries.items():
+        if case not in units:
+            units[case].append(sample.unit_of(series.first))
+    # Volumes of a series that have ended in an earlier run
+    ended = {record.id for record in cases.records if record.id not in units}
+    for series in index.series if ended else ():
+        if series.reason in (Reason.PHASES, Reason.FOUR_D):
+            source = index.as_series(series)
+            ids = (case_id(source, key, phase) for phase in itertools.count())
+            for case in itertools.takewhile(lambda each: each in ended or each in units, ids):
+                units.setdefault(case, [sample.unit_of(series.first)])
+    return {name: itertools.cycle(numbers) for name, numbers in units.items()}
 
 
 def save_plan(plan: RunPlan, out: Path) -> None:
