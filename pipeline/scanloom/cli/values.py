@@ -100,6 +100,16 @@ def percentage(text: str) -> float:
     return _number(text, 1.0, expected)
 
 
+def sample_size(text: str) -> float:
+    """Return the share of "1%" or "0.01", or the number of folders of "200"; refuse other text."""
+    expected = "a share below 100 %, such as 1% or 0.01, or a number of folders, such as 200"
+    number, percent = text.strip().removesuffix("%"), "%" in text
+    size = _number(number, sys.float_info.max, expected) / (100 if percent else 1)
+    if size == 0 or (size >= 1 and (percent or size < 2 or size % 1)):
+        raise typer.BadParameter(expected)
+    return size
+
+
 def byte_count(text: str) -> int:
     """Return the number of bytes of a size such as 8GB or 7.5GiB; refuse any other text."""
     from scanloom.core import parse_bytes

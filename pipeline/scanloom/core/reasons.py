@@ -190,6 +190,7 @@ class Reason(Enum):
         "To include it, change `select`, or set `policy.modality` if its files state none",
         "skipped",
     )
+    SAMPLE = "Plan the archive without --sample, or with more of it"
     LOCKED = ("Wait for the other run in this output folder to end", "failed", True)
     CLUSTER = ("See `--cluster` in the docs, and the cluster's own log", "failed", True)
     WORKER_LOST = ("See the cluster's own log", "failed", True)

@@ -16,7 +16,7 @@ import logging
 import math
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from scanloom.core import (
     DICOM,
     Case,
     Grid,
+    Reason,
     ScanError,
     counted,
     format_bytes,
@@ -50,15 +51,16 @@ from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope
-from scanloom.io.identity import key_fingerprint
-from scanloom.io.index.build import build_index
+from scanloom.io.identity import case_id, key_fingerprint
+from scanloom.io.index.build import Index, build_index
+from scanloom.io.index.sample import Estimate, FolderSample
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.engines import ENGINES
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.layout import case_folder
-from scanloom.io.output.private import load_key_of, private_folder, write_private
+from scanloom.io.output.private import check_key, load_key_of, private_folder, write_private
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
@@ -619,13 +621,27 @@ def make_plan(
     ScanError
         If no case can run: because of the models, paths, key or output folder.
     """
+    request, key = _checked(workflow, paths, out, key_file)
+    index = build_index(paths, key, out, archives=archives)
+    return _plan(index, request, key, out, scope or Scope())[0]
+
+
+def _checked(
+    workflow: Workflow, paths: Sequence[Path], out: Path, key_file: Path | None
+) -> tuple[Request, bytes]:
+    """Return the request of a plan and the key of its ids; refuse what no case can run with."""
     request = Request.of(workflow)
     check_networks(request.requested)
     check_paths(paths, out)
-    key = load_key_of(out, key_file)
-    index = build_index(paths, key, out, archives=archives)
-    site = find_site(request)
-    cases = RunCases.of_index(index, request, key, out, scope or Scope())
+    return request, load_key_of(out, key_file)
+
+
+def _plan(
+    index: Index, request: Request, key: bytes, out: Path, scope: Scope
+) -> tuple[RunPlan, RunCases, Costs, ExecutionSite]:
+    """Plan a run over an index; also return its cases, what cases cost, and where they run."""
+    workflow, site = request.workflow, find_site(request)
+    cases = RunCases.of_index(index, request, key, out, scope)
     prepared = [
         prepare(
             case,
@@ -656,7 +672,7 @@ def make_plan(
         for record in cases.records
         if record.reason
     ]
-    return RunPlan(
+    plan = RunPlan(
         workflow=workflow.name,
         recipe=request.recipe if len(cases.pending) else "",
         device=site.placement.device,
@@ -676,6 +692,166 @@ def make_plan(
             gpu_advice(runnable, request, site, costs),
         ),
     )
+    return plan, cases, costs, site
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """Expected course of a run over an archive, estimated from a random share of its folders.
+
+    Parameters
+    ----------
+    plan : RunPlan
+        Of the sample alone; its memory is that of the largest scans in it.
+    sampled, found, listed, opened : int
+        Folders of the sample and of the archive as they were divided, folders that were listed to
+        find them, and files of the sample that were opened this time.
+    files : mapping
+        Files found and of each outcome.
+    cases : mapping
+        Cases "todo", with a result from "before", and "refused".
+    left_out, not_selected, refused : mapping
+        Series left out by reason code, those of NOT_SELECTED by the condition that they fail, and
+        refused cases by reason code.
+    seconds, written : range or None
+        As of `Totals`, with the uncertainty of the sample; None if they are unknown.
+    unknown : str
+        Why the time is unknown; empty if it is known.
+    unseen : float
+        What lies in fewer folders than this may have none in the sample (95 %).
+    notes : tuple of str
+    """
+
+    plan: RunPlan
+    sampled: int
+    found: int
+    listed: int
+    opened: int
+    files: Mapping[str, Estimate]
+    cases: Mapping[str, Estimate]
+    left_out: Mapping[str, Estimate]
+    not_selected: Mapping[str, Estimate]
+    refused: Mapping[str, Estimate]
+    seconds: Range | None
+    written: Range | None
+    unknown: str
+    unseen: float
+    notes: tuple[str, ...] = ()
+
+
+@read_session()
+def plan_sample(
+    workflow: Workflow,
+    paths: Sequence[Path],
+    out: Path,
+    size: float,
+    key_file: Path | None = None,
+    scope: Scope | None = None,
+    *,
+    archives: bool = False,
+    seed: int | None = None,
+) -> SamplePlan:
+    """Plan a run over an archive from a sample of its folders.
+
+    `size` and `seed` are those of `FolderSample`, all else as for `make_plan`. The index of the
+    sample is kept in the user's cache folder; the output folder has nothing of it.
+
+    Raises
+    ------
+    ScanError
+        If no case can run; SAMPLE if too few folders can be sampled.
+    """
+    request, key = _checked(workflow, paths, out, key_file)
+    check_key(out, key_fingerprint(key))
+    chooses = bool(workflow.channels) or workflow.select.choose != "all"
+    whole: Literal["study", "series"] = "study" if chooses else "series"
+    sample = FolderSample(paths, size, key, out, archives=archives, whole=whole, seed=seed)
+    index = sample.index()
+    plan, cases, costs, site = _plan(index, request, key, out, scope or Scope())
+
+    def estimate(amounts: Iterable[tuple[int, float]]) -> Estimate:
+        sums = np.zeros(len(sample.units))
+        for unit, amount in amounts:
+            sums[unit] += amount
+        return sample.total(sums)
+
+    def by_name(rows: Iterable[tuple[str, int]]) -> dict[str, Estimate]:
+        counts = defaultdict[str, Counter[int]](Counter)
+        for name, unit in rows:
+            counts[name][unit] += 1
+        names = sorted(counts, key=lambda name: -counts[name].total())
+        return {name: estimate(counts[name].items()) for name in names}
+
+    units = _units_of(sample, index, cases, key)
+    left = [(code, detail, next(units[name])) for name, code, detail in plan.left]
+    of_case = {case.case: next(units[case.case]) for case in plan.cases}
+    before = [next(units[record.id]) for record in cases.records if record.reason is None]
+    states = [("refused" if case.reason else "todo", of_case[case.case]) for case in plan.cases]
+    states += [("before", unit) for unit in before]
+    files = ((file.outcome[0], sample.unit_of(file.entry.path)) for file in index.files())
+    outcomes = by_name(row for name, unit in files for row in (("found", unit), (name, unit)))
+    none = Estimate(0.0, 0.0, 0.0, 0.0)
+    seconds, written, unknown = plan.totals.seconds, plan.totals.written, plan.totals.unknown
+    if seconds is not None:
+        ends = [
+            estimate((of_case[c.case], c.seconds[n]) for c in plan.todo if c.seconds)
+            for n in (0, 1)
+        ]
+        times = ends[0].low / ends[0].sampled, ends[1].high / ends[1].sampled
+        low, high = (costs.run_time(plan.todo, site, factor) for factor in times)
+        seconds = low[0], high[1]
+        if not states_something(seconds):
+            unknown = f"{format_range(seconds)}: a larger sample would tell more"
+            seconds = None
+    if written is not None:
+        ends = [
+            estimate((of_case[c.case], c.written[n]) for c in plan.todo if c.written)
+            for n in (0, 1)
+        ]
+        written = ends[0].low, ends[1].high
+    return SamplePlan(
+        plan,
+        sampled=len(sample.units),
+        found=sample.found,
+        listed=sample.listed,
+        opened=index.opened,
+        files=dict.fromkeys(plan.files, none) | outcomes,
+        cases=dict.fromkeys(("todo", "before", "refused"), none) | by_name(states),
+        left_out=by_name((code, unit) for code, _, unit in left),
+        not_selected=by_name(
+            (detail, unit) for code, detail, unit in left if code == Reason.NOT_SELECTED.code
+        ),
+        refused=by_name((case.reason, of_case[case.case]) for case in plan.cases if case.reason),
+        seconds=seconds,
+        written=written,
+        unknown=unknown,
+        unseen=sample.found * (1 - 0.05 ** (1 / len(sample.units))),
+        notes=tuple(_disk_notes(written, out)) if written else (),
+    )
+
+
+def _units_of(
+    sample: FolderSample, index: Index, cases: RunCases, key: bytes
+) -> dict[str, Iterator[int]]:
+    """Return the units of each series and case by its id, one after the other.
+
+    Series whose files can't be read have the same id: an empty one.
+    """
+    units = defaultdict[str, list[int]](list)
+    for series in index.series:
+        units[series.id].append(sample.unit_of(series.first))
+    for case, series in cases.entries.items():
+        if case not in units:
+            units[case].append(sample.unit_of(series.first))
+    # Volumes of a series that have ended in an earlier run
+    ended = {record.id for record in cases.records if record.id not in units}
+    for series in index.series if ended else ():
+        if series.reason in (Reason.PHASES, Reason.FOUR_D):
+            source = index.as_series(series)
+            ids = (case_id(source, key, phase) for phase in itertools.count())
+            for case in itertools.takewhile(lambda each: each in ended or each in units, ids):
+                units.setdefault(case, [sample.unit_of(series.first)])
+    return {name: itertools.cycle(numbers) for name, numbers in units.items()}
 
 
 def save_plan(plan: RunPlan, out: Path) -> None:
@@ -829,9 +1005,14 @@ def _notes(
     if site.device and (large := sum(case.device > site.device for case in cases)):
         slow = "too large for the device: fewer windows, scores on the host"
         yield f"{counted(large, 'case')} {slow}"
+    yield from _disk_notes(totals.written or (0.0, 0.0), out)
+
+
+def _disk_notes(written: Range, out: Path) -> Iterator[str]:
+    """Yield a sentence if the results may exceed the disk of the output folder."""
     # The output folder need not exist: then its disk is that of the nearest folder above it
     folder = next(p for p in (out, *out.absolute().parents) if p.exists())
-    free, written = shutil.disk_usage(folder).free, totals.written or (0.0, 0.0)
+    free = shutil.disk_usage(folder).free
     if written[1] > free:
         verb = "need" if written[0] > free else "may need"
         yield (

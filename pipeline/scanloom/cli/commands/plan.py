@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scanloom.cli import values
 from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.console import Exit, console, error_boundary, print_result, report_new_key
 from scanloom.cli.options import Reporting, RunOutputOptions, WorkflowOptions, takes_panels
@@ -16,21 +18,37 @@ from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, f
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scanloom.engine.planning import RunPlan
+    from scanloom.engine.planning import RunPlan, SamplePlan
+    from scanloom.io.index.sample import Estimate
+
+
+@dataclass(frozen=True)
+class PlanOptions(WorkflowOptions):
+    """A workflow, the archive on which it would run, and the share of it that is opened."""
+
+    sample: Annotated[
+        float | None,
+        typer.Option(
+            parser=values.sample_size,
+            metavar="SHARE",
+            help="Open a share of the folders only: 1%, 0.01, or a number such as 200.",
+        ),
+    ] = None
 
 
 @takes_panels
-def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -> None:
+def plan(scans: PlanOptions, output: RunOutputOptions, general: Reporting) -> None:
     """Predict a run: cases, exclusions and their reasons, time, memory and disk space.
 
     Cases and memory follow from headers. Times are ranges, from cases that this machine has run
     before; if these say too little of the archive, a few cases are segmented (half a minute on top
-    of loading the models) and their results discarded.
+    of loading the models) and their results discarded. With --sample, all of this is estimated from
+    a share of the folders, with ranges.
 
     Example: scanloom plan ct_tissue archive/ -o results
     """
     with error_boundary(general.mode):
-        from scanloom.engine.planning import make_plan, save_plan
+        from scanloom.engine.planning import make_plan, plan_sample, save_plan
         from scanloom.engine.workflow.selection import NO_MODALITY, Scope
 
         paths, out, key = scans.all_paths, output.out, output.key
@@ -38,13 +56,26 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
         with report_new_key(key):
             workflow = find_workflow(scans.workflow, paths)
             fetch_missing(workflow.models)
-            planned = make_plan(workflow, paths, out, key, scope, archives=scans.archives)
-        save_plan(planned, out)
+            if scans.sample is None:
+                planned = make_plan(workflow, paths, out, key, scope, archives=scans.archives)
+                save_plan(planned, out)
+            else:
+                estimated = plan_sample(
+                    workflow, paths, out, scans.sample, key, scope, archives=scans.archives
+                )
+                planned = estimated.plan
         plain = {"schema": 1, "plan": {**asdict(planned), "todo": len(planned.todo)}}
-        print_result(general.mode, lambda: plain, lambda: _show(planned))
+        if scans.sample is None:
+            print_result(general.mode, lambda: plain, lambda: _show(planned))
+        else:
+            plain = {"schema": 1, "estimate": _plain(estimated), "sample": plain["plan"]}
+            print_result(general.mode, lambda: plain, lambda: _show_estimate(estimated))
         nothing = scans.shard is None and not planned.cases and not planned.before
+        nothing = nothing and scans.sample is None  # the rest may have what is asked for
         nothing = nothing and planned.files["found"] > 0
         unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
+        if scans.sample is not None and unstated:
+            unstated = _two_digits(estimated.not_selected[NO_MODALITY].total)
         if nothing:
             explain_nothing_selected(planned.left_out, unstated, scans.workflow, workflow)
         elif unstated and not general.quiet:
@@ -57,6 +88,93 @@ def _show(planned: RunPlan) -> None:
     screen.print(table(planned))
     for line in excluded_lines(planned):
         screen.print(line, soft_wrap=True)
+
+
+def _show_estimate(estimated: SamplePlan) -> None:
+    screen = console()
+    screen.print(estimate_table(estimated))
+    for line in estimated_exclusions(estimated):
+        screen.print(line, soft_wrap=True)
+
+
+def _plain(estimated: SamplePlan) -> dict[str, Any]:
+    """Return an estimate for JSON, without the plan of the sample."""
+    document = {name: value for name, value in vars(estimated).items() if name != "plan"}
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            document[name] = {key: each._asdict() for key, each in value.items()}
+    return {**document, "confidence": 0.95}
+
+
+def estimate_table(estimated: SamplePlan) -> RenderableType:
+    """Return the cases, times, memory and notes that a sample tells of an archive, as a table."""
+    from rich.table import Table
+
+    from scanloom.core import counted, format_bytes
+    from scanloom.engine.planning import format_range
+
+    planned, rows = estimated.plan, Table.grid(padding=(0, 2))
+    files, opened = planned.files["found"], estimated.opened
+    rows.add_row("workflow", planned.workflow)
+    folders = f"{estimated.sampled:,} of {estimated.found:,} folders with {counted(files, 'file')}"
+    how = "opened" if opened == files else f"of which {opened:,} were opened now"
+    listed = counted(estimated.listed, "folder")
+    rows.add_row("estimate", f"from {folders}, {how}; {listed} listed to find them")
+    rows.add_row("", "each range holds the truth of the archive in about 95 of 100 samples")
+    for name, amount in estimated.files.items():
+        rows.add_row("files" if name == "found" else "", f"{format_estimate(amount)} {name}")
+    todo, before = estimated.cases["todo"], estimated.cases["before"]
+    rows.add_row("cases", f"{format_estimate(todo)} to do")
+    if before.sampled:
+        rows.add_row("", f"{format_estimate(before)} from before")
+    rows.add_row(
+        "device", f"{planned.device}, {planned.precision}; {counted(planned.workers, 'worker')}"
+    )
+    if estimated.seconds is not None:
+        rows.add_row("this run", f"{format_range(estimated.seconds)} on this machine")
+    elif planned.todo:
+        rows.add_row("this run", f"time unknown: {estimated.unknown}")
+    if estimated.written is not None:
+        low, high = (format_bytes(end) for end in estimated.written)
+        rows.add_row("results", low if low == high else f"{low} to {high}")
+    if planned.todo:
+        host = format_bytes(planned.totals.host)
+        rows.add_row("memory", f"{host} a worker for the largest scans of the sample")
+    if planned.totals.device:
+        rows.add_row("", f"{format_bytes(planned.totals.device)} on the device")
+    for note in estimated.notes:
+        rows.add_row("", note)
+    for note in planned.notes:
+        rows.add_row("", f"in the sample: {note}")
+    return rows
+
+
+def estimated_exclusions(estimated: SamplePlan) -> list[str]:
+    """Return an estimate for each reason for which cases are not processed, with its advice."""
+    from scanloom.core import Reason
+
+    counts = [*estimated.left_out.items(), *estimated.refused.items()]
+    if not counts:
+        return []
+    lines = ["", "Not processed, series and cases"]
+    for code, amount in sorted(counts, key=lambda each: -each[1].total):
+        lines.append(f"{format_estimate(amount)} {code}: {Reason[code].advice}.")
+        if code == Reason.NOT_SELECTED.code:  # its details are the workflow's own conditions
+            details = estimated.not_selected.items()
+            lines += [f"        {format_estimate(each)} {detail}" for detail, each in details]
+    rare = f"What is in fewer than {estimated.unseen:,.0f} of the {estimated.found:,} folders"
+    return [*lines, f"{rare} may be missing here."]
+
+
+def format_estimate(amount: Estimate) -> str:
+    """Return an estimated count with its range, such as "1,200 (980 to 1,500)"."""
+    low, total, high = (_two_digits(end) for end in (amount.low, amount.total, amount.high))
+    return f"{total:,}" if amount.low == amount.high else f"{total:,} ({low:,} to {high:,})"
+
+
+def _two_digits(count: float) -> int:
+    """Return a count of 100 or more with two significant digits, since more say nothing."""
+    return round(count) if count < 100 else int(float(f"{count:.1e}"))
 
 
 def table(planned: RunPlan) -> RenderableType:

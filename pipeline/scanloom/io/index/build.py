@@ -224,6 +224,11 @@ def index_of(paths: Sequence[Path | str], key: bytes) -> Index:
     return _built(Store(), FileWalk(paths), key)
 
 
+def index_of_walk(walk: FileWalk, names: Sequence[str], key: bytes) -> Index:
+    """Return the index of the files of a walk, which is cached under some names."""
+    return _built(_store_in_cache(names), walk, key)
+
+
 def stored_index(out: Path, fingerprint: str) -> Index | None:
     """Return the index stored in an output folder, or None if it has none for this key.
 

@@ -270,7 +270,7 @@ class _Walker:
         self._explicit = frozenset(explicit)
         self._out = _identity(out)
         self._entered: set[int] = set()  # identities of folders, as of `_key_of`
-        self._linked: list[tuple[str, Reason | None]] = []
+        self.linked_folders: list[tuple[str, Reason | None]] = []
 
     def has_entered(self, folder: str) -> bool:
         """Return whether the files of a folder were listed."""
@@ -286,42 +286,50 @@ class _Walker:
         waiting = [(root, root_reason)]
         while waiting:
             folder, reason = waiting.pop()
+            listed = self.listing(folder, reason)
+            if listed is not None:
+                files, folders = listed
+                yield folder, files
+                waiting.extend(reversed(folders))
+
+    def listing(
+        self, folder: str, reason: Reason | None = None
+    ) -> tuple[list[FileEntry], list[tuple[str, Reason | None]]] | None:
+        """Return the files of a folder and the folders in it; None if it was listed before."""
+        try:
+            state = os.stat(folder)
+            with os.scandir(folder) as listing:
+                children = sorted(listing, key=_by_name)
+        except OSError:
+            return [FileEntry(folder, 0, 0, 0, Reason.UNREADABLE)], []
+        identity = state.st_dev, state.st_ino
+        if _key_of(state) in self._entered:
+            return None
+        self._entered.add(_key_of(state))
+        names = [child.name for child in children]
+        bids = BIDS_MARKER in names
+        if results := self._results(folder, identity, names):
+            children = [child for child in children if child.name not in results]
+        folders: list[tuple[str, Reason | None]] = []
+        files: list[FileEntry] = []
+        for child in children:
+            excluded = Reason.LEFT_OUT if bids and child.name in BIDS_EXCLUDED else reason
             try:
-                state = os.stat(folder)
-                with os.scandir(folder) as listing:
-                    children = sorted(listing, key=_by_name)
+                entry = self._child_entry(child, excluded, folders)
             except OSError:
-                yield folder, [FileEntry(folder, 0, 0, 0, Reason.UNREADABLE)]
+                entry = FileEntry(child.path, 0, 0, 0, Reason.UNREADABLE)
+            if entry is None:
                 continue
-            identity = state.st_dev, state.st_ino
-            if _key_of(state) in self._entered:
-                continue
-            self._entered.add(_key_of(state))
-            names = [child.name for child in children]
-            bids = BIDS_MARKER in names
-            if results := self._results(folder, identity, names):
-                children = [child for child in children if child.name not in results]
-            folders: list[tuple[str, Reason | None]] = []
-            files: list[FileEntry] = []
-            for child in children:
-                excluded = Reason.LEFT_OUT if bids and child.name in BIDS_EXCLUDED else reason
-                try:
-                    entry = self._child_entry(child, excluded, folders)
-                except OSError:
-                    entry = FileEntry(child.path, 0, 0, 0, Reason.UNREADABLE)
-                if entry is None:
-                    continue
-                if entry.reason is Reason.NESTED_ARCHIVE and self._archives:
-                    files += _list_archive(entry.path)
-                else:
-                    files.append(entry)
-            yield folder, files
-            waiting.extend(reversed(folders))
+            if entry.reason is Reason.NESTED_ARCHIVE and self._archives:
+                files += _list_archive(entry.path)
+            else:
+                files.append(entry)
+        return files, folders
 
     def linked(self) -> Iterator[tuple[str, list[FileEntry]]]:
         """Yield the linked folders that were not entered yet, with their files."""
-        while self._linked:
-            yield from self.below(*self._linked.pop(0))
+        while self.linked_folders:
+            yield from self.below(*self.linked_folders.pop(0))
 
     def _results(self, folder: str, identity: tuple[int, int], names: list[str]) -> frozenset[str]:
         """Return the names in a folder that scanloom wrote, or is about to write, as results."""
@@ -342,7 +350,7 @@ class _Walker:
             return None
         if not child.is_file():
             if child.is_dir():
-                self._linked.append((child.path, reason))
+                self.linked_folders.append((child.path, reason))
                 return None
         elif child.is_symlink():
             self.links[child.path] = _entry_of_state(child.path, child.stat(), reason)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scanloom.core import CaseRecord, Reason, ScanError
-from scanloom.io.output.json_file import read_json, write_document
+from scanloom.io.output.json_file import SCHEMA, read_json, write_document
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import read_regular_file
 
@@ -54,7 +54,7 @@ def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -
     }
     path = out / FAILED / f"{record.id}.json"
     with suppress(OSError, ValueError, RecursionError):
-        if json.loads(read_regular_file(path, _MAX_RECORD_BYTES)) == document:
+        if json.loads(read_regular_file(path, _MAX_RECORD_BYTES)) == {"schema": SCHEMA, **document}:
             return path
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, lambda draft: write_document(draft, document))
