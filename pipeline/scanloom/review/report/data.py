@@ -226,12 +226,12 @@ def _plain_case(case: ReportCase) -> list[Any]:
     ]
     seconds, preview = sum(case.seconds.values()), case.preview and str(case.preview)
     texts = (case.id, case.case_id, case.status, case.reason, case.detail, case.models, case.flags)
-    return [*texts, measured, case.axes, case.shape, seconds, preview, case.files]
+    return [*texts, measured, case.axes, case.shape, seconds, preview, case.subfolder, case.files]
 
 
 def _case_from_plain(plain: Sequence[Any]) -> ReportCase:
     id_, case_id, status, reason, detail, models, flags, measured, *of_scan = plain
-    axes, shape, seconds, preview, files = of_scan
+    axes, shape, seconds, preview, subfolder, files = of_scan
     measurements = (
         Measurement(
             *(model, label, 0, voxels, volume_ml, unit, mean),
@@ -251,6 +251,7 @@ def _case_from_plain(plain: Sequence[Any]) -> ReportCase:
         shape=tuple(shape),
         seconds={"": seconds},
         preview=preview and Path(preview),
+        subfolder=subfolder,
         files=tuple(files),
     )
 
