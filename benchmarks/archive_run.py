@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from archive_index import KEY, unread_parts
+from archive_index import KEY, GeneratedWalk, store_of, unread_parts
 from meter import Stages, Watch, machine, parse, table
 
 STEPS = {
@@ -53,21 +53,17 @@ def request_of(choose: str) -> Any:
 def make_out(out: Path, count: int) -> None:
     """Write an output folder with the index of that many series and the case of each."""
     from scanloom.io.identity import key_fingerprint, source_stamp
-    from scanloom.io.index.build import stored_index
-    from scanloom.io.index.merge import merge_parts
-    from scanloom.io.index.storage import Store
-    from scanloom.io.index.workers import HeaderWorkers
+    from scanloom.io.index import build
     from scanloom.io.output import crosswalk, ledger
     from scanloom.io.output.layout import case_folder, fan_out
-    from scanloom.io.output.private import PRIVATE, private_folder, write_private
+    from scanloom.io.output.private import PRIVATE, private_folder
 
     fingerprint = key_fingerprint(KEY)
     with private_folder(out, fingerprint) as private:
-        names = unread_parts(private, count)
+        unread_parts(private, count)
+        build._built(store_of(str(private)), GeneratedWalk(str(private), count), KEY, 1)
         shutil.rmtree(private / "one")
-        store = Store(private / "index.parquet", write_private)
-        merge_parts(names, store, fingerprint, KEY, HeaderWorkers(1))
-    index = stored_index(out, fingerprint)
+    index = build.stored_index(out, fingerprint)
     if index is None:
         raise SystemExit("the index can't be read")
     recipe, sources, rows = request_of("all").recipe, [], []
