@@ -15,7 +15,7 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -86,6 +86,18 @@ def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
     }
     with (folder / LOG).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
+
+
+def drop_from_log(folder: Path, cases: Set[str]) -> None:
+    """Remove the lines of cases whose results were withdrawn from a run's log."""
+
+    def write(draft: Path) -> None:
+        with path.open(encoding="utf-8") as lines, draft.open("w", encoding="utf-8") as kept:
+            kept.writelines(line for line in lines if json.loads(line)["case"] not in cases)
+
+    path = folder / LOG
+    if cases and path.exists():
+        atomic_write(path, write)
 
 
 _WORK = ".work"

@@ -213,9 +213,15 @@ class CaseFile:
                 self._next = file.tell()
             return case
 
-    def cases(self) -> Iterator[Case]:
-        """Yield all cases, whether they were given or not."""
+    @property
+    def end(self) -> int:
+        """The offset behind the last case."""
+        return self._end
+
+    def cases(self, start: int = 0) -> Iterator[Case]:
+        """Yield all cases from an offset on, whether they were given or not."""
         with self.path.open("rb") as file:
+            file.seek(start)
             yield from map(from_json, file)
 
     def sync(self) -> None:

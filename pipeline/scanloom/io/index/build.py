@@ -59,6 +59,15 @@ logger = logging.getLogger(__name__)
 INDEX_NAME = "index.parquet"
 _LINKED = "\0"  # stands for the folder of linked files, which come last
 
+PartName = tuple[str, str]
+"""Name of a stored part, and its first folder."""
+OnPart = Callable[[PartName, int], None]
+"""Receives each part as it is stored, and the number of its files."""
+
+
+def _ignore_part(part: PartName, files: int) -> None:
+    """Wait for the whole index."""
+
 
 class IndexedFile(NamedTuple):
     """A file of the index.
@@ -179,6 +188,7 @@ def build_index(
     *,
     processes: int | None = None,
     archives: bool = False,
+    on_part: OnPart = _ignore_part,
 ) -> Index:
     """List all files at some paths, inspect new and changed ones, and store the index.
 
@@ -194,6 +204,8 @@ def build_index(
         Number of processes for many files; None for one per core.
     archives : bool
         Whether to search archives inside folders.
+    on_part : callable
+        Called when a part is stored, also if it was before.
 
     Raises
     ------
@@ -203,12 +215,13 @@ def build_index(
     """
     fingerprint = key_fingerprint(key)
     if out is None:
-        return _built(_store_in_cache(paths), FileWalk(paths, archives=archives), key, processes)
+        walk = FileWalk(paths, archives=archives)
+        return _built(_store_in_cache(paths), walk, key, processes, on_part)
     check_key(out, fingerprint)
     check_foreign_entries(out)  # the index claims it
     walk = FileWalk(paths, out, archives=archives)
     try:
-        return _built(_store_in_output(out, fingerprint), walk, key, processes)
+        return _built(_store_in_output(out, fingerprint), walk, key, processes, on_part)
     except OSError as exc:
         error = output_error(exc, "the index")
         raise ScanError(error.reason, error.detail, str(out)) from exc
@@ -244,12 +257,42 @@ def cached_index_path(paths: Sequence[Path | str]) -> Path:
     return folder / f"{digest}.parquet"
 
 
-def _built(store: Store, walk: FileWalk, key: bytes, processes: int | None = None) -> Index:
+def index_of_part(out: Path, part: PartName, key: bytes) -> Index:
+    """Return the index of a part of an output folder's index as if there were no other one.
+
+    Its catalogue is in memory.
+
+    Raises
+    ------
+    Exception
+        One of `scanloom.io.index.storage.read_errors` if the part can't be read.
+    """
+    store, fingerprint = Store(out / PRIVATE / INDEX_NAME), key_fingerprint(key)
+    with closing(HeaderWorkers(1)) as workers:
+        merge_parts([part], store, fingerprint, key, workers)
+    stored = read_catalogue(store, fingerprint)
+    if stored is None:
+        raise OSError("the catalogue of a part can't be read")
+    return Index(stored[1], 0, store, stored[0])
+
+
+def ids_of_part(out: Path, part: PartName) -> list[str]:
+    """Return the IDs of the series of a part; errors as `index_of_part`."""
+    return StoredPart(Store(out / PRIVATE / INDEX_NAME), part[0]).ids()
+
+
+def _built(
+    store: Store,
+    walk: FileWalk,
+    key: bytes,
+    processes: int | None = None,
+    on_part: OnPart = _ignore_part,
+) -> Index:
     """Read new and changed parts, and put all parts together unless they are unchanged."""
     fingerprint = key_fingerprint(key)
     stored = read_catalogue(store, fingerprint)
     with closing(HeaderWorkers(processes or core_count())) as workers:
-        builder = _Builder(store, key, workers, stored[0].parts if stored else ())
+        builder = _Builder(store, key, workers, stored[0].parts if stored else (), on_part)
         builder.add(walk.folders())
         builder.add([(_LINKED, walk.links(builder.paths_with))])
         earlier = [(name, folder) for name, folder in stored[0].parts] if stored else []
@@ -275,7 +318,9 @@ class _Builder:
         key: bytes,
         workers: HeaderWorkers,
         earlier: Iterable[tuple[str, str]],
+        on_part: OnPart,
     ) -> None:
+        self._on_part = on_part
         self._store, self._key, self._workers = store, key, workers
         self._fingerprint = key_fingerprint(key)
         self._starts: dict[str, list[str]] = {}
@@ -342,6 +387,7 @@ class _Builder:
             write_part(part, self._store, name)
             self.has_read = True
         self.parts.append((name, first))
+        self._on_part((name, first), len(entries))
         self._known = KnownFiles()
         return ()
 

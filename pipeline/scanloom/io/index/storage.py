@@ -339,6 +339,11 @@ class StoredPart:
         keys: list[int | None] = self._series_columns("key").column(0).to_pylist()
         return keys
 
+    def ids(self) -> list[str]:
+        """Return the ID of each series."""
+        ids: list[str] = self._series_columns("id").column(0).to_pylist()
+        return ids
+
     def have_slices(self) -> list[bool]:
         """Return whether each series has slices in this part."""
         slices: list[bool] = self._series_columns("slices").column(0).to_pylist()
