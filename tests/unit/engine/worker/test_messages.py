@@ -93,6 +93,8 @@ def test_cases_that_come_one_by_one_are_read_at_their_offsets(
     for case in (first, second):
         file.append(case)
     assert list(file) == list(file.cases()) == [first, second]
+    assert list(file.cases(file.offset("two"))) == [second]
+    assert list(file.cases(file.end)) == []
     assert not file.wait(0.0)
     assert [CaseFile.read(file.path, file.offset(c.id)) for c in (first, second)] == [first, second]
 
