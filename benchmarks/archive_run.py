@@ -7,8 +7,8 @@ case: small documents with the checksums, stamps and rows of the crosswalk that 
 list of the archive would find none of its files, so that the run begins with the stored index: all
 steps after `build_index` are those of `scanloom run`. Two runs follow one another, each in a
 process of its own: one that finds the results of processes that were killed before their tables,
-and one with nothing at all to do. Memory is the resident set at the end of the step, and its peak
-within it, MiB; a million cases take 17 GB of disk and half an hour.
+and one with nothing at all to do. Memory is the peak of the resident set within a step, and what it
+is at its end, MiB; a million cases take 17 GB of disk and half an hour.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from archive_index import KEY, unread_parts
 from meter import Stages, Watch, machine, parse, table
 
 STEPS = {
+    "ledger": ("Ledger",),
     "select and compare": ("RunCases", "of_index"),
     "enter": ("_Run", "enter"),
     "leave": ("_Run", "leave"),
@@ -56,7 +57,8 @@ def make_out(out: Path, count: int) -> None:
     from scanloom.io.index.merge import merge_parts
     from scanloom.io.index.storage import Store
     from scanloom.io.index.workers import HeaderWorkers
-    from scanloom.io.output import crosswalk
+    from scanloom.io.output import crosswalk, ledger
+    from scanloom.io.output.layout import case_folder, fan_out
     from scanloom.io.output.private import PRIVATE, private_folder, write_private
 
     fingerprint = key_fingerprint(KEY)
@@ -68,18 +70,23 @@ def make_out(out: Path, count: int) -> None:
     index = stored_index(out, fingerprint)
     if index is None:
         raise SystemExit("the index can't be read")
-    recipe, sources = request_of("all").recipe, []
+    recipe, sources, rows = request_of("all").recipe, [], []
     write = case_writer(out / ".work" / "template", recipe)
+    fan_out(out, count)
     for series in index.series:
         if series.reason is not None:  # one a part, which goes on in another: its files are missing
             continue
-        write(out / "cases" / series.id, source_stamp([series.stamp], KEY))
+        folder, stamp = case_folder(out, series.id), source_stamp([series.stamp], KEY)
+        write(folder, stamp)
+        inode = folder.stat().st_ino
+        rows.append(ledger.PublishedCase(series.id, series.id, recipe, "h", stamp, inode))
         source = crosswalk.SourceRecord(series.id, series.kind, series.path, series.n_files)
         uids = {"study_uid": series.study_uid, "series_uid": series.series_uid}
         sources.append(crosswalk.SourceRecord(**{**vars(source), **uids, "folder": series.id}))
     shutil.rmtree(out / ".work")
     with private_folder(out, fingerprint) as private:
         crosswalk.gather_sources(private, sources)
+        ledger._append(private, rows)
     print(f"{len(sources)} cases in {out / PRIVATE}", file=sys.stderr)
 
 
@@ -168,15 +175,16 @@ def measure_run(out: Path, choose: str) -> None:
             "stored index", lambda *_, **__: stored_index(out, key_fingerprint(KEY))
         )
         options = module.RunOptions(out, key_file, module.NO_CLUSTER)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         some_path = [Path(__file__)]  # which nobody lists
         result = module.run(request_of(choose).workflow, some_path, options)
         seconds = time.perf_counter() - start
     status = result.status
     if status.work or result.files["open"]:
         raise SystemExit(f"there was something to do: {status}, {result.files}")
-    found = [[name, stages.spent[name][0], watch.stages[name] / 2**20, end] for name, end in rows]
-    found.append(["whole run", seconds, watch.peak / 2**20, watch._now() / 2**20])
+    found = [[name, *stages.spent[name], watch.stages[name] / 2**20, end] for name, end in rows]
+    peak, end = watch.peak / 2**20, watch._now() / 2**20
+    found.append(["whole run", seconds, time.process_time() - cpu, peak, end])
     print(json.dumps([status.before, found]))
 
 
@@ -192,7 +200,7 @@ def points(folder: Path, count: int, chooses: list[str]) -> Iterator[list[Any]]:
             )
             before, steps = json.loads(done.stdout.splitlines()[-1])
             for step in steps:
-                yield [before, choose, name, *step, 1e6 * step[1] / before]
+                yield [before, choose, name, *step, 1e6 * step[2] / before]
     shutil.rmtree(folder)
 
 
@@ -215,7 +223,17 @@ def main() -> None:
         try:
             for count in options.cases:
                 rows = list(points(base / "one", count, options.choose))
-                head = ["cases", "choose", "run", "step", "s", "peak MiB", "then MiB", "us a case"]
+                head = [
+                    "cases",
+                    "choose",
+                    "run",
+                    "step",
+                    "s",
+                    "cpu s",
+                    "peak MiB",
+                    "then",
+                    "cpu us",
+                ]
                 print(table(head, rows), flush=True)
         finally:
             shutil.rmtree(base)

@@ -23,6 +23,7 @@ from scanloom.engine.prepare import OutputTarget, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import dispatch_cases
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import ResultState, result_state
 
 IN_FLIGHT = 3
@@ -113,7 +114,8 @@ def main() -> None:
             rows.append(["client memory, MiB more", resident() - before, "at most 100"])
             start = time.perf_counter()
             done = sum(
-                result_state(root / "a" / "out", c.id, c, replace=False) is ResultState.CURRENT
+                result_state(case_folder(root / "a" / "out", c.id), c, replace=False)
+                is ResultState.CURRENT
                 for c in cases[:many]
             )
             each = 1000 * (time.perf_counter() - start) / done

@@ -50,3 +50,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield
+
+
+@pytest.fixture
+def layout(request: pytest.FixtureRequest) -> str:
+    """The layout of `OUT/cases`: "flat", or "fanned" as asked for by `both_layouts`."""
+    return str(getattr(request, "param", "flat"))

@@ -25,6 +25,7 @@ from pydicom import dcmread
 from scanloom.engine.listen.studies import Queue
 from support import steady_sender
 from support.commands import scanloom
+from support.layouts import case_folders
 from support.listeners import (
     PATIENT,
     processes,
@@ -49,8 +50,8 @@ def study_of(files: list[Path]) -> str:
 
 def cases(receiver: Receiver) -> dict[str, dict[str, Any]]:
     """Return the documents of published cases by id."""
-    found = (receiver.folder / "out" / "cases").glob("*/case.json")
-    return {path.parent.name: json.loads(path.read_text()) for path in found}
+    found = case_folders(receiver.folder / "out")
+    return {path.name: json.loads((path / "case.json").read_text()) for path in found}
 
 
 def outcomes(receiver: Receiver) -> dict[str, str]:
@@ -112,7 +113,7 @@ def test_studies_of_two_senders_are_segmented_once(tmp_path: Path) -> None:
         begun = receiver.log.count(" to segment by ")
 
         # what we made ourselves, and the same again, start nothing; late slices do
-        segs = (receiver.folder / "out" / "cases").glob("*/dicom/segmentation.dcm")
+        segs = (receiver.folder / "out" / "cases").glob("_*/*/dicom/segmentation.dcm")
         send_by_dcmtk(receiver.port, [*segs, report, *twice])
         assert set(send(receiver.port, late[14:]).values()) == {0}
         wait_for(lambda: {c["grid"]["shape"][2] for c in cases(receiver).values()} == {20})
@@ -132,12 +133,12 @@ def test_studies_of_two_senders_are_segmented_once(tmp_path: Path) -> None:
     gap = states(receiver.spool)[study_of(broken)]
     shutil.rmtree(receiver.spool / "queue")
     Queue(receiver.spool).write(study_of(broken), replace(gap, outcome="begun", attempts=8))
-    published = {case: (out / "cases" / case).stat().st_ino for case in cases(receiver)}
+    published = {path: path.stat().st_ino for path in case_folders(out)}
     with listening(tmp_path / "site", **keys) as receiver:
         wait_for(lambda: outcomes(receiver) == expected)
         assert states(receiver.spool)[study_of(broken)].reason == "WORKER_LOST"
         receiver.stop()
-    assert {case: (out / "cases" / case).stat().st_ino for case in cases(receiver)} == published
+    assert {path: path.stat().st_ino for path in case_folders(out)} == published
 
 
 def test_a_study_waits_for_what_its_sender_has_until_the_longest_wait(tmp_path: Path) -> None:

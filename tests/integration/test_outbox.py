@@ -18,10 +18,12 @@ import pytest
 from scanloom.engine.listen.delivery import deliver
 from scanloom.engine.listen.outbox import Outbox, outbox_folder
 from scanloom.engine.listen.site import Site
+from scanloom.io.output.layout import fan_out
 from support import canaries
 from support.commands import scanloom
 from support.dicom_target import LABELMAP, RTSTRUCT, SEG, SR
 from support.https_server import write_certificate
+from support.layouts import both_layouts
 from support.receivers import DEADLINE, data_set, dcmtk, listening
 from support.targets import (
     FILES,
@@ -71,7 +73,9 @@ def proofs(outbox: Outbox) -> dict[str, int]:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Path:
+def case(tmp_path: Path, layout: str) -> Path:
+    if layout == "fanned":
+        fan_out(tmp_path / "out")
     return write_case(tmp_path / "out", "caseone")
 
 
@@ -433,6 +437,7 @@ def send(tmp_path: Path, *more: str) -> tuple[int, str, str]:
     return ended.code, ended.out, ended.err
 
 
+@both_layouts
 def test_send_and_status(case: Path, tmp_path: Path) -> None:
     """One class is refused at first; sending again delivers it, and once more sends nothing."""
     with running_target(

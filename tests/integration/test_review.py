@@ -38,6 +38,7 @@ from scanloom.review.revisions import (
 from scanloom.review.server.cases import open_case
 from support.canaries import birds, contents, plain
 from support.faults import on_small_disk
+from support.layouts import both_layouts, case_folders, fan_by_hand
 from support.processes import next_line
 from support.review_cases import (
     Serving,
@@ -82,10 +83,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class OutputCopy:
     """A copy of an output folder, with its key."""
 
-    def __init__(self, source: Path, target: Path) -> None:
+    def __init__(self, source: Path, target: Path, layout: str = "flat") -> None:
         self.out, self.key = target / "out", source / "key"
         shutil.copytree(source / "out", self.out, copy_function=shutil.copy2)
-        [self.case] = (self.out / "cases").iterdir()
+        if layout == "fanned":
+            fan_by_hand(self.out)
+        [self.case] = case_folders(self.out)
 
     def correct(self, box: tuple[slice, ...] = (slice(3, 9), slice(4, 12), slice(2, 6))) -> Path:
         latest = latest_result(self.out, self.case.name)
@@ -99,8 +102,8 @@ class OutputCopy:
 
 
 @pytest.fixture
-def output(stored: Path, tmp_path: Path) -> OutputCopy:
-    return OutputCopy(stored, tmp_path)
+def output(stored: Path, tmp_path: Path, layout: str) -> OutputCopy:
+    return OutputCopy(stored, tmp_path, layout)
 
 
 def points(folder: Path) -> dict[str, np.ndarray]:
@@ -141,6 +144,7 @@ def test_equal_corrections_give_equal_bytes(stored: Path, tmp_path: Path) -> Non
     assert contents[0] == contents[1]
 
 
+@both_layouts
 def test_a_dicom_seg_comes_back_as_the_labels_it_was_made_of(
     output: OutputCopy, stored: Path, tmp_path: Path
 ) -> None:
@@ -208,6 +212,7 @@ def test_a_dicom_seg_of_dcmqi_is_taken(
     np.testing.assert_array_equal(read_label_maps(taken)[FILE], labels)
 
 
+@both_layouts
 def test_one_of_several_corrections_of_one_result_is_published(output: OutputCopy) -> None:
     """The others would undo it: they are refused, and nothing is replaced."""
     before = read_label_maps(output.case)[FILE]
@@ -236,6 +241,7 @@ def test_one_of_several_corrections_of_one_result_is_published(output: OutputCop
     assert list(verify(output.out)) == []
 
 
+@both_layouts
 def test_a_damaged_revision_is_named_not_passed_over(output: OutputCopy) -> None:
     output.correct()
     second = output.correct((slice(0, 3), slice(0, 3), slice(0, 3)))
@@ -389,6 +395,7 @@ def test_a_renamed_segment_is_refused(output: OutputCopy, tmp_path: Path) -> Non
     assert caught.value.reason is Reason.LABELS_UNKNOWN
 
 
+@both_layouts
 def test_a_revision_of_a_replaced_result_no_longer_counts(output: OutputCopy) -> None:
     revision = output.correct()
     assert latest_result(output.out, output.case.name) == revision

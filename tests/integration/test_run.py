@@ -19,11 +19,13 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from scanloom.io.output.layout import fan_out
 from scanloom.io.output.work_folder import HOLDER
 from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 from support import engine_models as em
 from support.commands import scanloom, scanloom_process
 from support.formula_run import processes
+from support.layouts import both_layouts, case_folders, fan_by_hand
 from support.make_run import GOOD, SLICES, THORAX, WRONG, Runs, write_study
 
 
@@ -47,8 +49,11 @@ def runs(
     model: Path,
     warm_workers: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
+    layout: str,
 ) -> Runs:
     formula_runs = Runs(tmp_path, archive, model)
+    if layout == "fanned":
+        fan_out(formula_runs.out)
     by_formula(monkeypatch, formula_runs, warm_workers)
     return formula_runs
 
@@ -78,9 +83,11 @@ def by_formula(patch: pytest.MonkeyPatch, runs: Runs, workers: SimpleNamespace) 
 
 
 @pytest.fixture
-def done(runs: Runs, thorax: Path) -> Runs:
+def done(runs: Runs, thorax: Path, layout: str) -> Runs:
     """A copy of that run."""
     shutil.copytree(thorax, runs.folder, dirs_exist_ok=True)
+    if layout == "fanned":
+        fan_by_hand(runs.out)
     return runs
 
 
@@ -166,6 +173,7 @@ def check_whole_archive(runs: Runs, archive: Path) -> None:
     assert runs.started == dict.fromkeys((*GOOD, WRONG), 1)
 
 
+@both_layouts
 def test_each_file_is_in_the_manifest_once(runs: Runs, archive: Path) -> None:
     ended = runs()
 
@@ -199,6 +207,7 @@ def test_every_row_of_the_manifest_is_brought_back_to_its_source(runs: Runs, arc
 
 
 @pytest.mark.slow
+@both_layouts
 def test_dask_gives_the_same_results(runs: Runs, archive: Path) -> None:
     ended = runs.begin("--cluster", "local").wait(120)
 
@@ -207,12 +216,13 @@ def test_dask_gives_the_same_results(runs: Runs, archive: Path) -> None:
     wait_for(lambda: not processes(runs.notes), 10)
 
 
+@both_layouts
 def test_a_repeated_run_processes_no_case_again(runs: Runs) -> None:
     runs()
     before, started = runs.cases(), runs.started
     # As if a run had died after it published what had failed before
     failed = runs.out / "failed"
-    published = next((runs.out / "cases").iterdir()).name
+    published = case_folders(runs.out)[0].name
     [crashed] = (path for path in failed.iterdir() if "INTERNAL" in path.read_text())
     shutil.copy(crashed, failed / f"{published}.json")
 
@@ -226,6 +236,7 @@ def test_a_repeated_run_processes_no_case_again(runs: Runs) -> None:
     assert again.document["status"]["before"] == 4
 
 
+@both_layouts
 def test_a_complete_run_is_0_and_verify_agrees(done: Runs) -> None:
     ended = done()
 
@@ -263,8 +274,22 @@ def test_the_manifest_is_written_again_only_if_it_would_differ(done: Runs) -> No
     assert table.read_bytes() != written[0]
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_derivative_is_rebuilt_only_if_results_changed(done: Runs, *, is_kept: bool) -> None:
+    bids = done.out / "bids" / "dataset_description.json"
+    assert done("--bids").code == 0
+    inode = bids.stat().st_ino
+    if not is_kept:
+        (done.out / "failed").mkdir(exist_ok=True)
+
+    assert done("--bids").code == 0
+
+    assert (bids.stat().st_ino == inode) == is_kept
+
+
+@both_layouts
 def test_verify_names_a_flipped_byte_a_missing_and_an_extra_file(done: Runs) -> None:
-    first, two, three, _ = sorted((done.out / "cases").iterdir())
+    first, two, three, _ = case_folders(done.out)
     seg = first / "dicom" / "segmentation.dcm"
     content = bytearray(seg.read_bytes())
     content[len(content) // 2] ^= 1
@@ -276,13 +301,14 @@ def test_verify_names_a_flipped_byte_a_missing_and_an_extra_file(done: Runs) -> 
 
     assert ended.code == 1
     assert [(f["fault"], f["file"]) for f in ended.document["findings"]] == [
-        ("changed", f"cases/{first.name}/dicom/segmentation.dcm"),
-        ("missing", f"cases/{two.name}/segments.json"),
-        ("extra", f"cases/{three.name}/more"),
+        ("changed", str(seg.relative_to(done.out))),
+        ("missing", str((two / "segments.json").relative_to(done.out))),
+        ("extra", str((three / "more").relative_to(done.out))),
     ]
 
 
 @pytest.mark.thorough
+@both_layouts
 def test_results_of_another_recipe_are_kept_until_replace(done: Runs) -> None:
     before = done.cases()
     done.write(THORAX, "outputs: {also: masks}\n")
@@ -297,7 +323,7 @@ def test_results_of_another_recipe_are_kept_until_replace(done: Runs) -> None:
 
     assert replaced.code == 0, replaced.err
     assert done.cases().keys() == before.keys()
-    assert len(list(done.out.glob("cases/*/split/*"))) == 4
+    assert len(list(done.out.glob("cases/**/split/*"))) == 4
     assert scanloom("verify", done.out).code == 0
     assert not list((done.out / ".work").iterdir())
 
@@ -333,6 +359,7 @@ def test_one_run_at_a_time(done: Runs) -> None:
     assert not lock.exists()
 
 
+@both_layouts
 def test_shards_together_do_each_case_once(runs: Runs) -> None:
     runs.write(THORAX)
     ended = [runs("--shard", f"{number}/2") for number in (1, 2)]
@@ -348,13 +375,14 @@ def test_shards_are_checked(runs: Runs) -> None:
 
 
 @pytest.mark.slow
+@both_layouts
 def test_ctrl_c_is_130_and_the_run_goes_on_later(runs: Runs) -> None:
     """Cases in work are finished; meanwhile `status` of another process reports the run."""
     runs.write(THORAX, "execution: {in_flight: 1}\n")
     process = runs.begin("--cluster", "none", seconds=4.0)  # `status` takes less than three
     wait_for((runs.notes / "starts").exists)
     reported = scanloom_process("status", runs.out, "--json", environment=runs.environment)
-    wait_for(lambda: list(runs.out.glob("cases/*/case.json")))
+    wait_for(lambda: list(runs.out.glob("cases/**/case.json")))
     process.send_signal(signal.SIGINT)
     code = process.wait(60)
 

@@ -62,6 +62,7 @@ from scanloom.io.identity import read_key
 from scanloom.io.output.audit import read_trail
 from support import prompt_sender
 from support.commands import scanloom_process
+from support.layouts import case_folders
 from support.listeners import position, processes, states, wait_for, write_workflow
 from support.orthanc import Orthanc, running_orthanc
 from support.real_scans import scans_folder
@@ -403,7 +404,7 @@ def check_results(receiver: Receiver, studies: Sequence[Study], archive: Orthanc
     out = receiver.folder / "out"
     outcomes = {study: state.outcome for study, state in states(receiver.spool).items()}
     assert outcomes == expected(studies)
-    cases = list((out / "cases").iterdir())
+    cases = case_folders(out)
     documents = [json.loads((case / "case.json").read_text()) for case in cases]
     slices = sorted(document["grid"]["shape"][2] for document in documents)
     assert slices == sorted(len(s.files) for s in studies if s.modality == "CT")

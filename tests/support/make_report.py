@@ -15,6 +15,7 @@ from PIL import Image
 from scanloom.core import CaseRecord, Flag, Measurement, Reason
 from scanloom.io.output.failures import write_failure
 from scanloom.io.output.json_file import write_document
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.measurements import write_measurements
 
 BOX = ((2, 2, 2), (9, 9, 9))
@@ -62,7 +63,7 @@ def add_case(
     references: Sequence[dict[str, Any]] = (),
 ) -> Path:
     """Write the files of a published case that the report reads."""
-    folder = out / "cases" / case
+    folder = case_folder(out, case)
     folder.mkdir(parents=True)
     models = sorted({m.model for m in measurements})
     document = {

@@ -10,6 +10,7 @@ from typing import Any
 from support import engine_models as em
 from support.commands import Ended, scanloom
 from support.formula_run import formula_environment, start
+from support.layouts import case_folders
 from support.write_dicom import Words, noise, write_series
 
 SLICES = 4
@@ -64,4 +65,4 @@ class Runs:
 
     def cases(self) -> dict[str, int]:
         """Return the published cases with the times of their last change."""
-        return {p.name: p.stat().st_mtime_ns for p in (self.out / "cases").iterdir()}
+        return {p.name: p.stat().st_mtime_ns for p in case_folders(self.out)}

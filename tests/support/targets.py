@@ -22,6 +22,7 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from scanloom.engine.listen.outbox import Outbox
 from scanloom.engine.listen.site import Site, read_site
+from scanloom.io.output.layout import case_folder
 from support import canaries, dicom_target
 from support.dicom_target import RTSTRUCT, SEG, SR
 from support.processes import next_line
@@ -34,7 +35,7 @@ def write_case(
     out: Path, name: str, classes: dict[str, str] = FILES, study: str = "", size: int = 5000
 ) -> Path:
     """Write a case as `publish` leaves it: small objects, their checksums, a timing of 1 s."""
-    folder = out / "cases" / name
+    folder = case_folder(out, name)
     (folder / "dicom").mkdir(parents=True)
     study = study or generate_uid(entropy_srcs=[name])
     for file, sop_class in classes.items():

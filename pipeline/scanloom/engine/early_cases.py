@@ -45,7 +45,7 @@ from scanloom.io.output.case_folder import withdraw
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.growing_table import append_lines, read_lines
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import CASES
+from scanloom.io.output.layout import FANNED_ABOVE, case_folder, fan_out
 from scanloom.io.output.ledger import list_folders
 from scanloom.io.output.private import PRIVATE, write_private
 from scanloom.io.output.published import read_provenance
@@ -168,9 +168,7 @@ class EarlyCases(Iterator[Case | None]):
     ) -> None:
         self._growing, self._request, self._key = growing, request, key
         self._out, self._scope = out, scope
-        self._folders: dict[str, str] = {}
         self._taken: NameSet | None = None
-        self._given: set[int] = set()
         self._ready = deque[tuple[IndexedSeries, Case]]()
         self._of_part: Iterator[tuple[IndexedSeries, Case]] = iter(())
         self._case_file: CaseFile | None = None
@@ -196,6 +194,8 @@ class EarlyCases(Iterator[Case | None]):
         if found is None:
             return None
         series, case = found
+        if len(self._case_file) * (self._scope.shard or (1, 1))[1] >= FANNED_ABOVE:
+            fan_out(self._out)
         line = EarlyCase(case.id, case.folder_name, case.recipe, case.stamp, _digest(series))
         append_lines(self._case_file.path.with_name(EARLY), [line._asdict()])
         self._case_file.append(case)
@@ -230,28 +230,30 @@ class EarlyCases(Iterator[Case | None]):
                     case = with_files(index, inputs, light)
                     if case.series.kind == DICOM and len({f.parent for f in case.series.files}) > 1:
                         continue  # perhaps in a further folder too
-                    self._given.add(hash(case.id))
+                    if self._taken is not None:
+                        self._taken.add(case.id)
                     yield inputs[0], case
 
     def _is_taken(self, name: str) -> bool:
         """Return whether a case was given, or has a result or a failure of an earlier run."""
         if self._taken is None:
-            self._taken = NameSet()
-            names = list_folders(self._out)["name"]
-            for start in range(0, len(names), _NAMES_AT_ONCE):
-                for each in names.slice(start, _NAMES_AT_ONCE).to_pylist():
-                    self._taken.add(each)
-            for each in failures.failed_cases(self._out):
-                self._taken.add(each)
-            for each, folder in crosswalk.case_folders(self._out).items():
-                if folder != each and (self._out / CASES / folder).is_dir():
-                    self._taken.add(each)
-        return not name or hash(name) in self._given or name in self._taken
+            self._taken = _tried_cases(self._out)
+        return not name or name in self._taken
 
     @property
     def outcomes(self) -> Iterable[Outcome]:
         """The outcomes that were noted."""
         return self._ended
+
+
+def _tried_cases(out: Path) -> NameSet:
+    """Return the cases with a result, with a failure, or with a folder of another name."""
+    tried, names = NameSet(), list_folders(out)["name"]
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        tried.add_all(names.slice(start, _NAMES_AT_ONCE).to_pylist())
+    tried.add_all(list(failures.failed_cases(out)))
+    tried.add_all([name for name, folder in crosswalk.case_folders(out).items() if folder != name])
+    return tried
 
 
 # --- when the index is complete -------------------------------------------------------------------
@@ -340,7 +342,7 @@ def compare_early(
 
 def _is_result_of(out: Path, line: EarlyCase) -> bool:
     """Return whether a result is the one that a line tells: not made anew, nor corrected."""
-    folder = out / CASES / line.folder
+    folder = case_folder(out, line.folder)
     try:
         made_by = read_provenance(folder)
         is_corrected = read_json(folder / CASE).get("revision") is not None

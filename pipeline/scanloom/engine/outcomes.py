@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -118,14 +118,38 @@ class NameSet:
     """
 
     def __init__(self) -> None:
-        self._hashes, self._sorted = array("q"), np.empty(0, np.int64)
+        self._added, self._sorted = array("q"), [np.empty(0, np.int64)]
 
     def add(self, name: str) -> None:
         """Add a name."""
-        self._hashes.append(hash(name))
+        self._added.append(hash(name))
 
     def __contains__(self, name: str) -> bool:
-        if len(self._sorted) < len(self._hashes):
-            self._sorted = np.sort(np.array(self._hashes, np.int64))
-        at = np.searchsorted(self._sorted, hash(name))
-        return bool(at < len(self._sorted) and self._sorted[at] == hash(name))
+        self._sort()
+        return any(_holds(part, hash(name)) for part in self._sorted)
+
+    def add_all(self, names: Sequence[str]) -> list[bool]:
+        """Add names; return for each whether it was there, or stands among them, before it."""
+        self._sort()
+        hashes = np.fromiter(map(hash, names), np.int64, len(names))
+        firsts = np.zeros(len(names), np.bool_)
+        firsts[np.unique(hashes, return_index=True)[1]] = True
+        before = ~firsts | np.any([np.isin(hashes, part) for part in self._sorted], axis=0)
+        self._added.extend(hashes[~before].tolist())
+        again: list[bool] = before.tolist()
+        return again
+
+    def _sort(self) -> None:
+        """Sort what was added; parts at least double in size, so that each is merged seldom."""
+        if not self._added:
+            return
+        self._sorted.append(np.sort(np.array(self._added, np.int64)))
+        self._added = array("q")
+        while len(self._sorted) > 1 and len(self._sorted[-2]) <= 2 * len(self._sorted[-1]):
+            last = self._sorted.pop()
+            self._sorted[-1] = np.sort(np.concatenate([self._sorted[-1], last]))
+
+
+def _holds(numbers: NDArray[np.int64], number: int) -> bool:
+    at = int(np.searchsorted(numbers, number))
+    return at < len(numbers) and int(numbers[at]) == number

@@ -57,7 +57,7 @@ from scanloom.io.index.walk import check_paths
 from scanloom.io.output.engines import ENGINES
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json, write_document
-from scanloom.io.output.layout import CASES
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
@@ -392,7 +392,7 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     count = len(timeline.published)
     step = max(1, math.ceil(count / _MAX_CASES))
     folders = itertools.islice(timeline.published.values(), 0, None, step)
-    measured = [case for name in folders if (case := _PublishedCase.read(out / CASES / name))]
+    measured = [case for name in folders if (case := _PublishedCase.read(case_folder(out, name)))]
     if not measured or timeline.last_end is None:
         return None
     if timeline.first_on_device is not None and measured[0].site is not None:
@@ -843,7 +843,7 @@ def _request_notes(request: Request, pending: Sequence[Case], out: Path) -> Iter
     """Yield lines on results that may be replaced, measured engines, and changed models."""
     from scanloom.inference.engines.cache import all_trials
 
-    count = sum((out / "cases" / case.folder_name).is_dir() for case in pending)
+    count = sum(case_folder(out, case.folder_name).is_dir() for case in pending)
     if count:
         yield (
             f"{counted(count, 'case')} with a result: replaced if the content of the scan has "

@@ -28,8 +28,10 @@ from scanloom.convert.store import find_model
 from scanloom.core import (
     Case,
     CaseRecord,
+    ComputeOptions,
     Grid,
     Outputs,
+    ReadOptions,
     Reason,
     ScanError,
     Series,
@@ -48,6 +50,7 @@ from scanloom.inference.graph import Predictor, sharing_groups
 from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.read import read_outline
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
@@ -134,19 +137,27 @@ class Request:
         stamp : str
             `scanloom.io.identity.source_stamp` of all series.
         """
+        outputs, read, relations, compute = self._options
         return Case(
             id=number,
             series=series,
-            outputs=self.workflow.output_options,
+            outputs=outputs,
             source_hash="",  # computed from the files when the case is prepared
             recipe=self.recipe,
-            read=self.workflow.read_options,
+            read=read,
             phase=phase,
             further_channels=further_channels,
             stamp=stamp,
-            relations=self.workflow.relations,
-            compute=self.workflow.compute_options,
+            relations=relations,
+            compute=compute,
         )
+
+    @cached_property
+    def _options(self) -> tuple[Outputs, ReadOptions, Relations, ComputeOptions]:
+        """What all cases share: the workflow makes it anew each time."""
+        workflow = self.workflow
+        options = workflow.read_options, workflow.relations, workflow.compute_options
+        return (workflow.output_options, *options)
 
 
 def make_cases(
@@ -340,7 +351,7 @@ def prepare(
     # estimate, since torch is imported for it.
     try:
         if target is not None:
-            folder = target.out / "cases" / case.folder_name
+            folder = case_folder(target.out, case.folder_name)
             prepared = replace(prepared, folder=folder, files=file_states(case))
             case = with_source_hash(case, target.key)
             prepared = replace(prepared, case=case)

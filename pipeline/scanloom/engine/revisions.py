@@ -41,7 +41,7 @@ from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document
-from scanloom.io.output.layout import is_case_name
+from scanloom.io.output.layout import case_folder, is_case_name
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import check_links
 from scanloom.io.output.work_folder import clean_up
@@ -138,7 +138,7 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     if revision_number(before) != correction.corrected:
         raise ScanError(Reason.CORRECTED, "the case was corrected by another since")
     labels = read_label_maps(before)
-    document = read_json(out / "cases" / name / CASE)
+    document = read_json(case_folder(out, name) / CASE)
     scan = read_source(out, name, key)
     number = 1 + max((int(folder.name) for folder in revision_folders(out, name)), default=0)
     revision = {
@@ -248,8 +248,7 @@ def take_file(
         raise.
     """
     check_links(out)
-    folder = out / "cases" / name
-    if not is_case_name(name) or not folder.is_dir():
+    if not is_case_name(name) or not (folder := case_folder(out, name)).is_dir():
         raise ScanError(Reason.ID_UNKNOWN, f"there is no case {name}")
     document = read_json(folder / CASE)
     grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])

@@ -44,6 +44,7 @@ from scanloom.io.output.failures import (
     write_failure,
 )
 from scanloom.io.output.json_file import write_document, write_json
+from scanloom.io.output.layout import fan_out
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.output.work_folder import open_output
@@ -286,9 +287,8 @@ class RunSteps:
     def enter(self, cases: RunCases) -> None:
         """Add cases to the crosswalk and the status; record series that failed by their headers."""
         failed_before = failed_cases(self.out)
-        for record in cases.records if failed_before else ():
-            if record.reason is None and record.id in failed_before:
-                remove_failure(self.out, record.id)  # an earlier run may have died before this
+        for name in cases.with_result(failed_before) if failed_before else ():
+            remove_failure(self.out, name)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases)
         failed = sum(1 for _ in self._failed(cases))
         ended, blocked, work = cases.ended, cases.blocked, cases.work
@@ -407,6 +407,7 @@ class _Run(RunSteps):
             complete = True
             self.enter(cases)
             if case_file.wait(0.0) and not stop.is_set():
+                fan_out(self.out, cases.work * (scope.shard or (1, 1))[1])
                 complete = self._work_on(case_file, stop, stack)
         # From here on the order decides: a mark needs the records of failed cases, and tables
         # need the marks

@@ -42,6 +42,7 @@ from scanloom.io.output.case_folder import check_writable
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import case_folder, taken_names
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import load_key_of, private_folder, read_fingerprint
 from scanloom.io.output.published import ResultState
@@ -282,17 +283,17 @@ class _CaseRegistry:
 
     def __init__(self, out: Path, fingerprint: str, names: FolderNaming) -> None:
         self.out, self.fingerprint, self.names = out, fingerprint, names
-        self._folders = crosswalk.case_folders(out)
+        self._folders = dict(crosswalk.case_folders(out))
         self._unwritten: list[tuple[Case, CaseRecord]] = []
 
     def folder_name(self, case: Case) -> str:
         """Return the name of a case's folder in `OUT/cases/`; an existing folder keeps its name."""
         if case.id not in self._folders:
-            name, cases = case.id, self.out / "cases"
-            if self.names == "source" and not (cases / case.id).is_dir():
-                existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
+            name = case.id
+            if self.names == "source" and not case_folder(self.out, case.id).is_dir():
                 source = crosswalk.source_from_series(case.series, case.id)
-                name = crosswalk.folder_name(source, [*existing, *self._folders.values()])
+                taken = [*taken_names(self.out), *self._folders.values()]
+                name = crosswalk.folder_name(source, taken)
             self._folders[case.id] = name
         return self._folders[case.id]
 

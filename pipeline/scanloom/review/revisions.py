@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import check_files
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import open_regular_file
@@ -52,7 +53,7 @@ def latest_result(out: Path, name: str) -> Path:
     OSError
         If a file can't be read for the moment: an earlier result must not stand in.
     """
-    folder = out / "cases" / name
+    folder = case_folder(out, name)
     revisions = revision_folders(out, name)
     if not revisions:
         return folder

@@ -22,6 +22,7 @@ from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import find_sources, latest_by_id, sources_of_study
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.private import check_key
 from scanloom.io.output.published import SOURCE_STAMP
 from scanloom.io.read import read_scan
@@ -58,7 +59,7 @@ def read_source(
         scan is not where it was; SERIES_DIFFERS if it is not the one that was segmented;
         RESULT_DAMAGED if `case.json` can't be read; else why the scan can't be read.
     """
-    folder = out / "cases" / name
+    folder = case_folder(out, name)
     try:
         document = read_json(folder / CASE)
         stamp = str(read_json(folder / TIMING).get(SOURCE_STAMP, ""))
@@ -96,7 +97,7 @@ def read_channels(
     """
     if channels == 1:
         return [read_source(out, name, key, find)]
-    document = read_json(out / "cases" / name / CASE)
+    document = read_json(case_folder(out, name) / CASE)
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
     first, phase, study = _find(out, document, secret, find)

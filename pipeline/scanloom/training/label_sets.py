@@ -199,11 +199,12 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
 
 def _read_result(out: Path, name: str, folder: Path, grid: Grid | None) -> Labels:
     """Return the labels of a result: of the case's folder, or that of a revision."""
+    from scanloom.io.output.layout import case_folder
     from scanloom.review.revisions import read_label_maps
 
     maps = read_label_maps(folder)  # refuses damaged files first
     try:
-        document = read_json(out / "cases" / name / CASE)["grid"]
+        document = read_json(case_folder(out, name) / CASE)["grid"]
         own = Grid(tuple(document["shape"]), document["affine_ras_mm"])
         regions = unique_names(
             (plain_name(structure["label"]), (n, (int(structure["number"]),)))

@@ -34,6 +34,7 @@ from scanloom.training.label_sets import open_label_set
 from support.canaries import birds, plain
 from support.commands import scanloom
 from support.faults import on_small_disk
+from support.layouts import both_layouts, case_folders, fan_by_hand, folder_of
 from support.review_cases import affine_of, publish, publish_scan, scan_array, seen
 from support.write_dicom import Words, write_series
 
@@ -58,10 +59,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Results:
     """A copy of an output folder, whose cases are reviewed as the server does it."""
 
-    def __init__(self, source: Path, target: Path) -> None:
+    def __init__(self, source: Path, target: Path, layout: str = "flat") -> None:
         self.out, self.key, self.target = target / "out", source / "key", target
         shutil.copytree(source / "out", self.out, copy_function=shutil.copy2)
-        self.cases = sorted(path.name for path in (self.out / "cases").iterdir())
+        if layout == "fanned":
+            fan_by_hand(self.out)
+        self.cases = [path.name for path in case_folders(self.out)]
 
     def decide(self, case: str, decision: str | None, reviewer: str = "r1", **more: Any) -> None:
         with closing(VerdictLog(self.out)) as log:
@@ -69,7 +72,7 @@ class Results:
             log.append(Verdict(case, reviewer, shown, decision, **more))  # type: ignore[arg-type]
 
     def correct(self, case: str) -> np.ndarray:
-        labels = read_label_maps(self.out / "cases" / case)[FILE].copy()
+        labels = read_label_maps(folder_of(self.out, case))[FILE].copy()
         labels[3:9, 4:8, 2:6] = 2
         correction = Correction({FILE: labels}, "r1", "brush", 0)
         publish_revision(self.out, case, correction, self.key)
@@ -80,8 +83,8 @@ class Results:
 
 
 @pytest.fixture
-def results(published: Path, tmp_path: Path) -> Results:
-    return Results(published, tmp_path)
+def results(published: Path, tmp_path: Path, layout: str) -> Results:
+    return Results(published, tmp_path, layout)
 
 
 def taken(dataset: Dataset) -> dict[str, str]:
@@ -98,6 +101,7 @@ def refusal(results: Results, options: DatasetOptions = UNREVIEWED, name: str = 
 # --- which cases ----------------------------------------------------------------------------------
 
 
+@both_layouts
 def test_accepted_and_corrected_cases_are_taken(results: Results) -> None:
     accepted, corrected, edit, rejected, disputed = results.cases
     assert refusal(results, DatasetOptions()) is Reason.NOT_REVIEWED

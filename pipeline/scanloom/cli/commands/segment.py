@@ -174,6 +174,7 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
     """Print tables and a summary on stdout, and errors on stderr."""
     from scanloom.core import printable
     from scanloom.engine.result_file import models_of
+    from scanloom.io.output.layout import output_of
 
     for path, record in records:
         if record.reason is not None:
@@ -187,7 +188,7 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
         console().print(printable(line), soft_wrap=True)
     if len(records) > 1 or not records or records[0][1].reason is None:
         console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
-    folders = {record.folder.parents[1] for record in published if record.folder is not None}
+    folders = {output_of(record.folder) for record in published if record.folder is not None}
     if len(published) > 1 and len(folders) == 1:
         out = printable(str(folders.pop()))
         console().print(f"One page and one table of all: scanloom report -o {out}", soft_wrap=True)

@@ -13,6 +13,7 @@ from scanloom.cards.requested import requested_card
 from scanloom.core import Case, ComputeOptions, Outputs, ReadOptions, ScanError
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import OTHER_RECIPE, ResultState, result_state
 from scanloom.options import take
 
@@ -47,12 +48,13 @@ def explained_result_state(
     ScanError
         As `result_state`; STALE says what differs from the request.
     """
+    folder = case_folder(out, case.folder_name)
     try:
-        return result_state(out, case.folder_name, case, replace=replace)
+        return result_state(folder, case, replace=replace)
     except ScanError as error:
         if error.detail != OTHER_RECIPE:
             raise
-        differences = describe_differences(out / "cases" / case.folder_name, case, cards)
+        differences = describe_differences(folder, case, cards)
         raise ScanError(error.reason, f"{OTHER_RECIPE}: {differences}") from error
 
 

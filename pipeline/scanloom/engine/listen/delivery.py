@@ -23,7 +23,7 @@ from scanloom.engine.listen.outbox import DELIVERED, Line, Outbox, Proof, State,
 from scanloom.engine.listen.site import Site, Target
 from scanloom.engine.listen.spool import INCOMING, received_studies, remove_study
 from scanloom.engine.listen.studies import Queue, survey
-from scanloom.io.output.layout import CASES
+from scanloom.io.output.layout import case_folder
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import lock_folder
@@ -363,7 +363,7 @@ class _Delivery:
     @contextmanager
     def _file(self, line: Line) -> Iterator[Path]:
         """Yield a path to the very file that was compared with the line's checksum."""
-        path = self._outbox.out / CASES / line.case / line.file
+        path = case_folder(self._outbox.out, line.case) / line.file
         try:
             file = open_regular_file(path)
         except OSError as exc:

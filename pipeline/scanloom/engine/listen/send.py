@@ -15,7 +15,12 @@ from scanloom.engine.listen.delivery import TICK_S, deliver, peer_maker
 from scanloom.engine.listen.listen import receiver_options
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder
 from scanloom.engine.listen.site import Site
-from scanloom.io.output.layout import no_results, published_cases
+from scanloom.io.output.layout import (
+    case_folder,
+    is_case_name,
+    no_results,
+    published_cases,
+)
 
 REPORT_WITHIN_S = 20.0
 """Longest wait of somebody for a report of commitment; then an `auto` target is asked."""
@@ -82,9 +87,9 @@ def send(
         expected = did_you_mean(to, known) if known else "the site has none"
         raise ScanError(Reason.SITE, f"no target is called {to}: {expected}")
     target = targets[0]
-    folders = {folder.name: folder for folder in published_cases(out)}
-    unknown = sorted(set(cases) - folders.keys())
-    if not folders:
+    folders = [case_folder(out, name) for name in cases if is_case_name(name)]
+    unknown = sorted(set(cases) - {folder.name for folder in folders if folder.is_dir()})
+    if not (published := published_cases(out)):
         raise no_results(out)
     if unknown:
         detail = f"there is no case {unknown[0]} in the output folder"
@@ -96,13 +101,13 @@ def send(
     here = site.model_copy(update={"targets": (hasty,)})
     peer_maker(here, hasty, outbox)  # before anything is added: what it needs has to be there
     lines, refused = list[Line](), dict[str, str]()
-    for name in cases or folders:
+    for folder in folders if cases else published:
         try:
-            lines += [outbox.retry(line) for line in outbox.add(folders[name], to)]
+            lines += [outbox.retry(line) for line in outbox.add(folder, to)]
         except ScanError as error:
             if error.reason is not Reason.RESULT_DAMAGED:
                 raise
-            refused[name] = error.detail
+            refused[folder.name] = error.detail
     if not lines and not refused:
         raise no_results(out, "DICOM results in these cases")
     outbox.set_trouble(to, Trouble())

@@ -48,7 +48,7 @@ from scanloom.engine.workflow.selection import check_channels, mismatch
 from scanloom.io.identity import key_fingerprint, study_id
 from scanloom.io.index.build import Index, index_of
 from scanloom.io.output.audit import AuditTrail
-from scanloom.io.output.layout import CASES
+from scanloom.io.output.layout import case_folder, fan_out
 from scanloom.io.output.private import load_key_of
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
@@ -263,6 +263,8 @@ class Worker:
         with ExitStack() as stack:
             open_output(self._out, key_fingerprint(self._key))
             stack.enter_context(run_files.hold_run_lock(self._out))
+            with disk_errors_as_scan_errors():
+                fan_out(self._out)
             for path, request in self._requests.items():
                 lane = Lane(request, self._options, self._key, self._on_outcome)
                 stack.callback(lane.close)
@@ -510,7 +512,7 @@ class Worker:
         elif record.folder is not None:
             if not record.reused and record.seconds:
                 LOG.info("case %s: published after %.1f s of work", record.id, record.seconds)
-            folder = self._out / CASES / record.folder.name
+            folder = case_folder(self._out, record.folder.name)
             if work.rule.send and self._has_changed(work):
                 LOG.info("case %s: not sent, since images came meanwhile", record.id)
                 return

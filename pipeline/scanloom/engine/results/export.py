@@ -17,7 +17,9 @@ from scanloom.io.output.layout import (
     CASES,
     OUTPUT_ENTRIES,
     Identity,
+    fan_out,
     identity_of,
+    is_fanned,
     no_results,
     published_cases,
     read_case,
@@ -127,6 +129,8 @@ class _Copy:
     def all(self) -> None:
         """Copy cases and corrections, which have checksums, then all else."""
         self._target.mkdir()
+        if is_fanned(self._out):
+            fan_out(self._target)
         for case in published_cases(self._out):
             if not self._result(case):
                 continue

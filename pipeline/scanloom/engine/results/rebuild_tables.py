@@ -19,7 +19,7 @@ from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index.build import stored_index
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.failures import previous_failure
-from scanloom.io.output.layout import CASES
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import OTHER_RECIPE, read_provenance
 from scanloom.io.system.regular_files import read_regular_file
@@ -98,7 +98,7 @@ def _case_ids(out: Path, inputs: Inputs, key: bytes, folders: Mapping[str, str])
     series = Series(first.kind, (), first.study_uid, first.series_uid)
     for phase in itertools.count():
         case = case_id(series, key, phase)
-        traces = (out / CASES / folders.get(case, case), out / "failed" / f"{case}.json")
+        traces = (case_folder(out, folders.get(case, case)), out / "failed" / f"{case}.json")
         if not any(path.exists() for path in traces):
             return
         yield case
@@ -110,7 +110,7 @@ def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> tuple
     if failure is not None:
         return failure.reason.code, failure.detail
     try:
-        made_by = read_provenance(out / CASES / folder)
+        made_by = read_provenance(case_folder(out, folder))
     except (OSError, ValueError):
         return None
     if made_by.recipe != recipe:

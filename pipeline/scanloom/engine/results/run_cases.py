@@ -27,7 +27,7 @@ from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries, StoredSeries
 from scanloom.io.output import crosswalk, failures
-from scanloom.io.output.layout import CASES, published_cases
+from scanloom.io.output.layout import case_folder, published_cases
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
@@ -160,16 +160,26 @@ class RunCases:
     @property
     def records(self) -> Iterator[CaseRecord]:
         """The outcomes that cases had in earlier runs."""
-        for name, code, detail in self._ended:
-            reason = Reason[code] if code else None
-            has_folder = reason is None or reason.subject == "result"
-            folder = self._out / CASES / (self._folders.get(name) or name) if has_folder else None
-            yield CaseRecord(name, reason, detail, (), folder)
+        return map(self._record, self._ended)
 
     @property
     def blocked(self) -> list[CaseRecord]:
         """Records of cases with a stale or damaged result that must not be replaced."""
-        return [r for r in self.records if r.reason is not None and r.reason.subject == "result"]
+        return [
+            self._record(entry)
+            for entry in self._ended
+            if entry.code and Reason[entry.code].subject == "result"
+        ]
+
+    def with_result(self, names: set[str]) -> set[str]:
+        """Return those of some cases that have a current result of an earlier run."""
+        return {entry.id for entry in self._ended if not entry.code and entry.id in names}
+
+    def _record(self, entry: Outcome) -> CaseRecord:
+        reason, folder = entry.reason, None
+        if reason is None or reason.subject == "result":
+            folder = case_folder(self._out, self._folders.get(entry.id) or entry.id)
+        return CaseRecord(entry.id, reason, entry.detail, (), folder)
 
     def cases(self) -> Iterator[Case]:
         """Yield the pending cases."""
@@ -182,7 +192,7 @@ class RunCases:
 
     def other_results(self) -> set[str]:
         """Return the names of the published cases that are none of the shard's."""
-        names = (folder.name for folder in published_cases(self._out))
+        names = published_cases(self._out).names()
         return {name for name in names if name not in self._names}
 
     def compare(self, shared: frozenset[int] = frozenset(), key: bytes = b"") -> set[str]:
@@ -279,8 +289,8 @@ class RunCases:
 
     def _named(self, case: Case) -> Case:
         """Return a case with the name of its folder."""
-        folder = self._folders.get(case.id, "")
-        return replace(case, folder=folder) if folder != case.folder else case
+        folder = self._folders.get(case.id) or case.id
+        return replace(case, folder=folder) if folder != case.folder_name else case
 
     def note(self, record: CaseRecord) -> None:
         """Note the outcome of a case for each of its series."""
@@ -307,20 +317,20 @@ class RunCases:
         another recipe or damaged, and may not be replaced. A case whose files may have changed is
         to be worked on: its worker compares their content.
         """
-        out, scope, folder = self._out, self._scope, self._out / CASES / case.folder_name
-        current = CaseRecord(case.id, None, "", (), folder)
+        out, scope = self._out, self._scope
+        published = CaseRecord(case.id, None, "", (), None)
         if self._ledger is not None and self._ledger.holds(case):
-            return current
+            return published
         state = None
         try:
             state = explained_result_state(out, case, self._cards, replace=scope.replace)
         except ScanError as error:
-            return CaseRecord(case.id, error.reason, error.detail, (), folder)
+            return CaseRecord(case.id, error.reason, error.detail, (), None)
         finally:
             if self._ledger is not None:
                 self._ledger.note(case, current=state is ResultState.CURRENT)
         if state is ResultState.CURRENT:
-            return current
+            return published
         old = failures.previous_failure(out, case.id, case.recipe, case.stamp)
         if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
             return None
@@ -414,7 +424,7 @@ class OutdatedMarker:
                 failures.remove_failure(self._out, entry.id)
 
     def _folder(self, case: str) -> Path:
-        return self._out / CASES / self._folders.get(case, case)
+        return case_folder(self._out, self._folders.get(case, case))
 
     def _results(self, series: IndexedSeries) -> Iterator[str]:
         """Yield the case ids under which a series has results: its own, its phases', its file's."""

@@ -15,11 +15,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
+from scanloom.engine.results.tabled_cases import (
+    BATCH_ROWS,
+    OldTableError,
+    Rows,
+    TabledCases,
+    has_columns,
+    merge_rows,
+    write_rows,
+)
 from scanloom.engine.workflow.schema import MAX_PAGE_BYTES
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.extras.radiomics import feature_columns, read_features
@@ -32,7 +42,7 @@ from scanloom.io.output.crosswalk import (
     latest_by_id,
     path_text,
 )
-from scanloom.io.output.failures import has_failed
+from scanloom.io.output.failures import failed_cases
 from scanloom.io.output.layout import iter_cases, read_case
 from scanloom.io.output.measurements import (
     COLUMNS,
@@ -51,8 +61,6 @@ if TYPE_CHECKING:
 MANIFEST = "manifest"
 MEASUREMENTS = "measurements"
 RADIOMICS = "radiomics"
-BATCH_ROWS = 20_000
-"""Rows of a table that are in memory at a time."""
 
 MANIFEST_COLUMNS = ("file", "copy", "case", "outcome", "reason", "detail")
 MEASUREMENT_COLUMNS = ("case", *COLUMNS, "recipe")
@@ -109,7 +117,7 @@ def write_tables(
     damaged = set() if damaged is None else damaged
 
     def counted_rows() -> Iterator[dict[str, Any]]:
-        for row in _manifest_rows(index, left_out, endings, key):
+        for row in _with_copies(_manifest_rows(index, left_out, endings, key)):
             counts[row["outcome"]] += 1
             yield row
 
@@ -258,20 +266,79 @@ def _merged(manifests: Sequence[Path]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def write_case_tables(out: Path, damaged: set[str]) -> None:
+def write_case_tables(out: Path, damaged: set[str]) -> bool:
     """Write `measurements` and `radiomics` from the published cases, as in `write_tables`.
 
-    Without a case that has features, there is no table of them.
+    Without a case that has features, there is no table of them. Rows of cases that did not change
+    are copied; tables that would be equal are left as they are.
+
+    Returns
+    -------
+    bool
+        Whether a table changed.
     """
-    write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, _measurement_rows(out, damaged))
-    names: dict[str, None] = {}  # first all columns: each settings of features have their own
-    for columns in iter_cases(out, feature_columns, damaged):
-        names |= dict.fromkeys(columns)
+    outdated = outdated_cases(out)
+    tabled = TabledCases(out, outdated, (MEASUREMENTS, RADIOMICS))
+
+    def is_whole(folder: Path) -> bool:
+        read = partial(_measured, outdated=outdated)
+        return next(iter_cases(out, read, damaged, [folder]), None) is not None
+
+    if tabled.is_up_to_date(is_whole):
+        return False
+    try:
+        return _write_case_tables(out, tabled, outdated, damaged)
+    except OldTableError:
+        tabled.read_all()
+        _write_case_tables(out, tabled, outdated, damaged)
+        return True
+
+
+def _write_case_tables(
+    out: Path, tabled: TabledCases, outdated: Container[str], damaged: set[str]
+) -> bool:
+    def measured() -> Iterator[tuple[str, Rows]]:
+        read = partial(_measured, outdated=outdated)
+        for name, case, rows, columns in iter_cases(out, read, damaged, tabled.folders()):
+            if columns is None:
+                damaged.add(name)
+            else:
+                tabled.note(name, case, columns)
+            yield name, rows
+
+    def features(folders: Iterator[Path]) -> Iterator[tuple[str, Rows]]:
+        def read(folder: Path) -> tuple[str, Rows]:
+            return folder.name, feature_rows(folder, outdated)
+
+        return iter_cases(out, read, damaged, folders)
+
+    stem, schema = out / MEASUREMENTS, _schema(MEASUREMENT_COLUMNS)
+    pieces = merge_rows(stem, schema, tabled.copied_names(), measured())
+    is_changed = write_rows(stem, schema, pieces)
+    stem, names = out / RADIOMICS, tabled.columns()
     if names:
-        write_table(out / RADIOMICS, ("case", *names, "recipe"), _feature_rows(out, damaged))
+        schema = _schema(("case", *names, "recipe"))
+        copied, folders = tabled.copied_names(), tabled.folders()
+        if not has_columns(stem, schema):  # each settings of features have their own
+            copied, folders = iter(()), tabled.with_features()
+        is_changed |= write_rows(stem, schema, merge_rows(stem, schema, copied, features(folders)))
     else:
-        for kind in ("csv", "parquet"):
-            (out / f"{RADIOMICS}.{kind}").unlink(missing_ok=True)
+        for path in (stem.with_suffix(".csv"), stem.with_suffix(".parquet")):
+            is_changed |= path.exists()
+            path.unlink(missing_ok=True)
+    tabled.save(damaged)
+    return is_changed
+
+
+def _measured(
+    folder: Path, outdated: Container[str]
+) -> tuple[str, str, Rows, Sequence[str] | None]:
+    """Return name, id and rows of a case, and the columns of its features, None if damaged."""
+    case, rows = _case_rows(folder, outdated)
+    columns = None
+    with suppress(OSError, ValueError):
+        columns = feature_columns(folder)
+    return folder.name, case, rows, columns
 
 
 def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
@@ -296,37 +363,43 @@ def stale_cases(out: Path) -> set[str]:
     return set()
 
 
+def outdated_cases(out: Path) -> set[str]:
+    """Return the ids of the cases of another recipe, or whose last attempt failed."""
+    return stale_cases(out) | failed_cases(out)
+
+
 def _measurement_rows(out: Path, damaged: set[str]) -> Iterator[dict[str, Any]]:
-    stale = stale_cases(out)
-    rows = iter_cases(out, lambda folder: measurement_rows(folder, stale), damaged)
+    outdated = outdated_cases(out)
+    rows = iter_cases(out, lambda folder: measurement_rows(folder, outdated), damaged)
     return itertools.chain.from_iterable(rows)
 
 
-def measurement_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]]:
+def measurement_rows(folder: Path, outdated: Container[str]) -> Rows:
     """Return the rows of a published case, one per model and structure.
 
-    If a later attempt at the case failed, or its id is in `stale`, each row has the flag OUTDATED.
+    If its id is in `outdated`, each row has the flag OUTDATED.
 
     Raises
     ------
     OSError, ValueError, LookupError, TypeError
         If the case is damaged.
     """
+    return _case_rows(folder, outdated)[1]
+
+
+def _case_rows(folder: Path, outdated: Container[str]) -> tuple[str, Rows]:
+    """Return the id of a case, and its rows as `measurement_rows`."""
     document = read_case(folder)  # a case that the report can't show is not in the table either
     rows = read_measurements_json(folder)
     case, recipe = str(document["case"]), document["recipe"]
-    if case in stale or has_failed(folder.parent.parent, case):
+    if case in outdated:
         rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
-    return [{"case": folder.name, **measurement_to_row(row), "recipe": recipe} for row in rows]
+    return case, [
+        {"case": folder.name, **measurement_to_row(row), "recipe": recipe} for row in rows
+    ]
 
 
-def _feature_rows(out: Path, damaged: set[str]) -> Iterator[dict[str, Any]]:
-    stale = stale_cases(out)
-    rows = iter_cases(out, lambda folder: feature_rows(folder, stale), damaged)
-    return itertools.chain.from_iterable(rows)
-
-
-def feature_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]]:
+def feature_rows(folder: Path, outdated: Container[str]) -> Rows:
     """Return the features of a published case, one row per model and structure; none without.
 
     OUTDATED and errors are as in `measurement_rows`.
@@ -334,9 +407,9 @@ def feature_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]]:
     document = read_case(folder)
     rows = read_features(folder)
     case, recipe = str(document["case"]), document["recipe"]
-    if case in stale or has_failed(folder.parent.parent, case):
-        outdated = Flag.OUTDATED.code
-        rows = [{**row, "flags": f"{row['flags']} {outdated}".strip()} for row in rows]
+    if case in outdated:
+        flag = Flag.OUTDATED.code
+        rows = [{**row, "flags": f"{row['flags']} {flag}".strip()} for row in rows]
     return [{"case": folder.name, **row, "recipe": recipe} for row in rows]
 
 
@@ -348,8 +421,8 @@ def _manifest_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each file, with the outcome of its series, or else its own."""
     outcome_of = _series_outcomes(left_out, endings)
-    known, of_known = "", ("open", "", "")
-    copies: Counter[str] = Counter()  # copies of a file have the same id
+    known: str | None = None
+    of_known = "open", "", ""
     for (entry, reason, series), look in zip(index.files(), index.infos(), strict=True):
         if reason or series is None:
             code = reason or Reason.NOT_AN_IMAGE.code
@@ -358,16 +431,25 @@ def _manifest_rows(
             if series.id != known:  # else it is that of the file before
                 known, of_known = series.id, outcome_of(series.id)
             outcome, code, detail = of_known
-        file = manifest_file_id(entry.path, look.packed, key)
-        copies[file] += 1
         yield {
-            "file": file,
-            "copy": copies[file],
+            "file": manifest_file_id(entry.path, look.packed, key),
+            "copy": 1,
             "case": series.id if series else "",
             "outcome": outcome,
             "reason": code,
             "detail": detail,
         }
+
+
+def _with_copies(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows with the number of the copy of a file: all copies have one id."""
+    known, copies = NameSet(), dict[str, int]()
+    while batch := list(itertools.islice(rows, BATCH_ROWS)):
+        again = known.add_all([row["file"] for row in batch])
+        for row, is_copy in zip(batch, again, strict=True):
+            if is_copy:
+                row["copy"] = copies[row["file"]] = copies.get(row["file"], 1) + 1
+            yield row
 
 
 def _series_outcomes(

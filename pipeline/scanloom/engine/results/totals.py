@@ -14,7 +14,7 @@ from scanloom.engine.run_files import LOG
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import TIMING
 from scanloom.io.output.json_file import read_json, write_document
-from scanloom.io.output.layout import CASES
+from scanloom.io.output.layout import case_folder
 from scanloom.io.system.atomic_write import atomic_write
 
 TOTALS = "totals.json"
@@ -54,7 +54,7 @@ def write_totals(
     """
     folder = out / "runs" / status.run
     entries = _read_log(folder / LOG)
-    steps, seconds = _times(out / CASES, case_folders(out), entries)
+    steps, seconds = _times(out, case_folders(out), entries)
     device = busy_share(entries)
     done = status.done
     energy = sum(joules.values()) if joules else None
@@ -130,7 +130,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _times(
-    cases: Path, folders: Mapping[str, str], entries: Sequence[dict[str, Any]]
+    out: Path, folders: Mapping[str, str], entries: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Return the seconds of each step over the run's published cases, and of each case."""
     steps: dict[str, dict[str, float]] = {}
@@ -141,7 +141,7 @@ def _times(
         if entry["reason"] is not None:
             continue
         try:
-            folder = cases / folders.get(case, case)
+            folder = case_folder(out, folders.get(case, case))
             timing = read_json(folder / TIMING)["steps"]
         except (OSError, ValueError, LookupError, TypeError):
             continue  # removed since, or damaged

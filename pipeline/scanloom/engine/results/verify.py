@@ -20,11 +20,12 @@ from typing import Any, Literal
 
 from scanloom.core import ScanError
 from scanloom.engine.results import tables
+from scanloom.engine.results.tabled_cases import BATCH_ROWS
 from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
-from scanloom.io.output.layout import CASES, no_results, published_cases
+from scanloom.io.output.layout import CASES, case_folder, no_results, published_cases
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
@@ -87,7 +88,7 @@ def altered_rows(out: Path, table: str, intact: Container[str]) -> set[str]:
         If a table can't be read.
     """
     altered: set[str] = set()
-    stale = tables.stale_cases(out)
+    outdated = tables.outdated_cases(out)
     groups = {
         file: ((case, list(rows)) for case, rows in groupby(_rows(out / file), itemgetter("case")))
         for file in _existing_files(out, table)
@@ -95,7 +96,7 @@ def altered_rows(out: Path, table: str, intact: Container[str]) -> set[str]:
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
-        rows = _ROWS[table](out / CASES / case, stale) if case in intact else None
+        rows = _ROWS[table](case_folder(out, case), outdated) if case in intact else None
         # cases with other settings of features have other columns
         columns = next(head[1][0].keys() for head in heads.values() if head and head[0] == case)
         blank = dict.fromkeys(columns if table == tables.RADIOMICS else (), "")
@@ -145,7 +146,7 @@ def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
                 yield from csv.DictReader(text, strict=True)
             return
         with open_regular_file(path) as stream, parquet.ParquetFile(stream) as file:
-            for batch in file.iter_batches(tables.BATCH_ROWS, columns=columns):
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 yield from map(_as_csv, batch.to_pylist())
     except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:
         raise TableUnreadableError(path.name) from exc
@@ -193,14 +194,15 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
     # Cases first: rows of a case that was changed can't be checked
     intact = set()
     for folder in folders:
-        findings = list(verify_case(folder, f"{CASES}/{folder.name}"))
+        findings = list(verify_case(folder, folder.relative_to(out).as_posix()))
         yield from findings
         if not findings:
             intact.add(folder.name)
+    yield from (Discrepancy("extra", p.relative_to(out).as_posix()) for p in folders.copies())
     yield from _verify_review(out)
     yield from _verify_trail(out, key)
-    missing = expected - {folder.name for folder in folders}
-    yield from (Discrepancy("missing", f"{CASES}/{name}") for name in sorted(missing))
+    missing = (case_folder(out, name) for name in sorted(expected.difference(folders.names())))
+    yield from (Discrepancy("missing", p.relative_to(out).as_posix()) for p in missing)
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
     of_cases = [partial(altered_rows, out, table, intact) for table in _ROWS]
     for find_altered in (*of_cases, partial(altered_manifest, out)):

@@ -1,7 +1,8 @@
 """Builds and publishes case folders: a case folder that exists is complete.
 
 A case is built in `OUT/.work/`. Every file and folder is synced to the disk (fsync), then one
-rename moves the case to `OUT/cases/<name>/`. The name is the case id, unless names of sources are
+rename moves the case to `OUT/cases/<name>/`, or to the subfolder of `cases/` that
+`scanloom.io.output.layout.case_folder` tells. The name is the case id, unless names of sources are
 requested. `scanloom.io.output.work_folder` documents the names in `.work`, how a published case is
 replaced, and the recovery from an interruption.
 
@@ -26,6 +27,7 @@ from scanloom.core import Case, Flag, Grid, Measurement, Outputs, Reason, ScanEr
 from scanloom.io.output.audit import AuditTrail, result_line
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.ledger import add_published
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import (
@@ -66,7 +68,7 @@ class CaseFolder:
     fingerprint : str or None
         Fingerprint of the key that made the ids, for `OUT/private/`; None does not claim `out`.
     target : Path or None
-        Folder that it becomes; None for `OUT/cases/<name>`.
+        Folder that it becomes; None for that of the case.
     audit : AuditTrail or None
         Receives a line when the case is published.
 
@@ -86,8 +88,13 @@ class CaseFolder:
         audit: AuditTrail | None = None,
     ) -> None:
         self.out, self.name, self.fingerprint, self.audit = out, name, fingerprint, audit
-        self.target = target or out / "cases" / name
+        self._target = target
         self.path = out / ".work" / str(WorkEntry.of_this_process(name))
+
+    @property
+    def target(self) -> Path:
+        """The folder that it becomes: it may change until it is published."""
+        return self._target or case_folder(self.out, self.name)
 
     def __enter__(self) -> Self:
         self._created = _missing_folders(self.path.parent)
@@ -147,8 +154,11 @@ class CaseFolder:
         if (self.path / TIMING).exists():
             store_file_stamps(self.path)
         _sync_tree(self.path)
-        self._created += _missing_folders(target.parent)
+        created = _missing_folders(target.parent)
+        self._created += created
         target.parent.mkdir(parents=True, exist_ok=True)
+        for folder in created:
+            fsync_path(folder.parent)
         # Crosswalk, ledger and audit trail have the case before it becomes visible
         with self._recorded(source):
             if target.exists():
@@ -204,7 +214,7 @@ def withdraw(out: Path, name: str, audit: AuditTrail) -> None:
     OSError
         If it can't be removed.
     """
-    folder = out / "cases" / name
+    folder = case_folder(out, name)
     if not folder.is_dir():
         return
     with suppress(ValueError, LookupError):  # a damaged result has no line

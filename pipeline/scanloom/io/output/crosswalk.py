@@ -4,19 +4,18 @@ A row records the source of a case. A scan that was found under two paths has tw
 last. The table identifies patients: it is for the holders of the key, and leaves the private folder
 only on request.
 
-A large table is not written anew for each case: rows are appended to `crosswalk.jsonl` until these
-are as many as the table's, or a run ends. Then they become part of the table, and the file of lines
-is removed. Whoever reads takes both; a process that died in between left rows twice, which count
-once.
+A large table is not written anew for each case: rows are appended to `crosswalk.jsonl`, as
+`scanloom.io.output.growing_table` says, until a run ends at the latest. Rows that a process left
+twice count once.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -24,11 +23,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.formats import VOLUME_SUFFIXES
+from scanloom.io.output.growing_table import (
+    append_lines,
+    file_size,
+    file_state,
+    read_both,
+    read_lines,
+    write_groups,
+)
+from scanloom.io.output.lookup import LastValues, Lookup, ValueSets
 from scanloom.io.output.private import CROSSWALK, CROSSWALK_LINES, PRIVATE, write_private
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import ARCHIVE_SUFFIXES
-from scanloom.io.system.atomic_write import append_synced, cut_half_line, fsync_path
-from scanloom.io.system.regular_files import open_link_free, open_regular_file
+from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.unpacking import UnpackedFiles
 
 if TYPE_CHECKING:
@@ -40,8 +47,8 @@ MAX_HEADERS_READ = 8
 CHEAP_BYTES = 1 << 16
 """Size up to which the table is written anew for each case: some hundred rows."""
 
-GROUP_ROWS = 100_000
-"""Rows of the table that are read at a time when some are looked up."""
+MAX_LINES_BYTES = 1 << 24
+"""Size of the lines at which they become part of a table of any size: they are read as objects."""
 _Wanted = tuple[str, Sequence[str]]
 """A column, and the values that rows are to have in it."""
 
@@ -132,11 +139,11 @@ def add_sources(private: Path, sources: Sequence[SourceRecord]) -> None:
     OSError
         If the crosswalk can't be written.
     """
-    table, lines = _size(private / CROSSWALK), _size(private / CROSSWALK_LINES)
-    if table <= CHEAP_BYTES or lines >= table:
+    table, lines = file_size(private / CROSSWALK), file_size(private / CROSSWALK_LINES)
+    if table <= CHEAP_BYTES or lines >= min(table, MAX_LINES_BYTES):
         gather_sources(private, sources)
     else:
-        _append(private / CROSSWALK_LINES, sources)
+        append_lines(private / CROSSWALK_LINES, map(asdict, sources))
 
 
 def gather_sources(private: Path, sources: Sequence[SourceRecord] = ()) -> None:
@@ -144,19 +151,15 @@ def gather_sources(private: Path, sources: Sequence[SourceRecord] = ()) -> None:
 
     Nothing is written if no row is new. Raises as `add_sources`.
     """
-    lines, added = private / CROSSWALK_LINES, list(sources)
+    table, lines, added = private / CROSSWALK, private / CROSSWALK_LINES, list(sources)
     with suppress(FileNotFoundError), open_regular_file(lines) as file:
         added = [*_appended(file), *added]
-    if added:
-        table = _read_table(private / CROSSWALK)
-        updated = _with_rows(table, added)
-        if updated is not table:
-            from pyarrow import parquet
-
-            write_private(
-                private / CROSSWALK,
-                lambda path: parquet.write_table(updated, path, row_group_size=GROUP_ROWS),
-            )
+    before = _rows(_read_table(table, COLUMNS, _of(added))) if added else ()
+    after = _with_added(before, added)
+    if after != before:
+        kept = _others(table, COLUMNS, added)
+        parts = itertools.chain(kept, [_table(after)])
+        write_private(table, lambda draft: write_groups(draft, _table([]).schema, parts))
     lines.unlink(missing_ok=True)  # after the table has them
 
 
@@ -187,15 +190,16 @@ def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
     return _rows(_read(out, wanted=("study_uid", [study_uid])))
 
 
-def known_ids(out: Path) -> set[str]:
-    """Return all ids of OUT's crosswalk.
+def known_ids(out: Path) -> Set[str]:
+    """Return all ids of OUT's crosswalk: a million take 30 MB.
 
     Raises
     ------
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    return set(_read(out, ("id",)).column("id").to_pylist())
+    ids = _read(out, ("id",)).column("id")
+    return LastValues(ids, ids).keys()
 
 
 def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
@@ -210,21 +214,8 @@ def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
     return {row.folder or row.id: row for row in latest_by_id(rows).values()}
 
 
-def case_folders(out: Path) -> dict[str, str]:
+def case_folders(out: Path) -> Mapping[str, str]:
     """Return the folder names in `OUT/cases/` of the cases with a result, by id.
-
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
-    """
-    table = _read(out, ("id", "folder"))
-    rows = zip(table.column("id").to_pylist(), table.column("folder").to_pylist(), strict=True)
-    return {case_id: folder for case_id, folder in rows if folder}
-
-
-def ids_by_volume_file(out: Path) -> dict[str, set[str]]:
-    """Return the case ids of each volume file, by its path, as they were last recorded.
 
     Raises
     ------
@@ -233,12 +224,29 @@ def ids_by_volume_file(out: Path) -> dict[str, set[str]]:
     """
     from pyarrow import compute
 
-    table, ids = _read(out), dict[str, set[str]]()
+    table = _read(out, ("id", "folder"))
+    with_result = table.filter(compute.not_equal(table.column("folder"), ""))
+    return LastValues(with_result.column("id"), with_result.column("folder"))
+
+
+def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
+    """Return the case ids of each volume file, by its path, as they were last recorded.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    table = _read(out, ("id", "path", "kind", "files"))
     volumes = table.filter(compute.not_equal(table.column("kind"), DICOM))
-    for row in latest_by_id(_rows(volumes)).values():
-        if row.files == 1:
-            ids.setdefault(row.path, set()).add(row.id)
-    return ids
+    lookup = Lookup(volumes.column("id"))
+    is_last = [lookup.rows(name)[-1] == row for row, name in enumerate(lookup.values())]
+    of_one_file = compute.equal(volumes.column("files"), 1)
+    last = volumes.filter(compute.and_(pa.array(is_last, pa.bool_()), of_one_file))
+    return ValueSets(last.column("path"), last.column("id"))
 
 
 def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
@@ -248,27 +256,28 @@ def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
 
 def stamp(out: Path) -> tuple[object, ...]:
     """Return a value that changes when the crosswalk does."""
-    states = (_state(out / PRIVATE / name) for name in (CROSSWALK, CROSSWALK_LINES))
+    states = (file_state(out / PRIVATE / name) for name in (CROSSWALK, CROSSWALK_LINES))
     return tuple(s and (s.st_ino, s.st_mtime_ns, s.st_size) for s in states)
 
 
 def _read(out: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = None) -> pa.Table:
     """Return columns of the crosswalk: of all rows, or of those with some values in a column."""
-    table, lines = (out / PRIVATE / name for name in (CROSSWALK, CROSSWALK_LINES))
-    while True:
-        try:
-            appended = open_regular_file(lines)
-        except (FileNotFoundError, NotADirectoryError):
+    import pyarrow as pa
+
+    table = out / PRIVATE / CROSSWALK
+
+    def read(lines: BinaryIO | None) -> pa.Table:
+        if lines is None:
             return _read_table(table, columns, wanted)
-        except OSError as exc:
-            raise _unreadable(CROSSWALK_LINES, exc) from exc
-        with appended:
-            # The lines first: what leaves them meanwhile is in the table by then
-            added = list(_appended(appended))
-            rows = _read_table(table, COLUMNS, wanted)
-            # While it is open, no other file has its inode
-            if _identity(os.fstat(appended.fileno())) == _identity(_state(lines)):
-                return _filtered(_with_rows(rows, added), wanted).select(list(columns))
+        added = list(_appended(lines))
+        after = _with_added(_rows(_read_table(table, COLUMNS, _of(added))), added)
+        newest = _filtered(_table(after), wanted).select(list(columns))
+        return pa.concat_tables([*_others(table, columns, added, wanted), newest])
+
+    try:
+        return read_both(out / PRIVATE / CROSSWALK_LINES, read)
+    except OSError as exc:
+        raise _unreadable(CROSSWALK_LINES, exc) from exc
 
 
 def _read_table(
@@ -276,25 +285,35 @@ def _read_table(
 ) -> pa.Table:
     """Return columns of the table alone, a group of rows at a time if only some are wanted."""
     import pyarrow as pa
-    from pyarrow import parquet
 
-    empty = _table([]).select(list(columns))
+    parts = _groups(path, columns, wanted)
+    return pa.concat_tables([_table([]).select(list(columns)), *parts])
+
+
+def _groups(
+    path: Path, columns: Sequence[str], wanted: _Wanted | None, unwanted: _Wanted | None = None
+) -> Iterator[pa.Table]:
+    """Yield columns of the table, a group of rows at a time, without those that have others."""
+    import pyarrow as pa
+    from pyarrow import compute, parquet
+
     if not path.exists():
-        return empty
+        return
+    schema = _table([]).schema
     try:
         # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
         with open_regular_file(path) as plain, parquet.ParquetFile(plain, pre_buffer=False) as file:
-            parts = [
-                _filtered(file.read_row_group(n, list(columns), use_threads=False), wanted)
-                for n in range(file.num_row_groups)
-                if wanted is None
-                or _filtered(
-                    file.read_row_group(n, [wanted[0]], use_threads=False), wanted
-                ).num_rows
-            ]
-            return pa.concat_tables(
-                [empty, *(part.select(list(columns)).cast(empty.schema) for part in parts)]
-            )
+            for n in range(file.num_row_groups):
+                if wanted is not None:
+                    keys = file.read_row_group(n, [wanted[0]], use_threads=False)
+                    if not _filtered(keys, wanted).num_rows:
+                        continue
+                names = {*columns, *(each[0] for each in (wanted, unwanted) if each is not None)}
+                rows = _filtered(file.read_row_group(n, sorted(names), use_threads=False), wanted)
+                if unwanted is not None:
+                    rows = rows.filter(compute.invert(_holds(rows, *unwanted)))
+                rows = rows.select(list(columns))
+                yield rows.cast(pa.schema([schema.field(name) for name in columns]))
     except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
         raise _unreadable(CROSSWALK, exc) from exc
 
@@ -311,68 +330,39 @@ def _unreadable(name: str, error: Exception) -> ScanError:
     return ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
-def _append(path: Path, sources: Sequence[SourceRecord]) -> None:
-    """Append rows as lines; half a line of a process that died is cut off."""
-    text = "".join(f"{json.dumps(asdict(row), ensure_ascii=False)}\n" for row in sources)
-    is_new = not path.exists()
-    descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        size = cut_half_line(descriptor)
-        append_synced(descriptor, text.encode(), size)
-    finally:
-        os.close(descriptor)
-    if is_new:
-        fsync_path(path.parent)
-
-
 def _appended(file: BinaryIO) -> Iterator[SourceRecord]:
     """Yield the rows that were appended; not the half of one that is being written."""
     try:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield SourceRecord(**json.loads(line))
+        yield from (SourceRecord(**row) for row in read_lines(file))
     except (OSError, ValueError, TypeError) as exc:
         raise _unreadable(CROSSWALK_LINES, exc) from exc
 
 
-def _with_rows(table: pa.Table, added: Sequence[SourceRecord]) -> pa.Table:
-    """Return a table with more rows, see `add_sources`; the table itself if none is new."""
-    import pyarrow as pa
+def _of(added: Sequence[SourceRecord]) -> _Wanted:
+    return "id", [row.id for row in added]
 
-    before = tuple[SourceRecord, ...]()
-    if table.num_rows:  # else it is the first case of OUT: importing pyarrow.compute takes 0.03 s
-        from pyarrow import compute
 
-        affected = _holds(table, "id", [row.id for row in added])
-        before = _rows(table.filter(affected))
-        others = table.filter(compute.invert(affected))
-    else:
-        others = table
+def _others(
+    table: Path,
+    columns: Sequence[str],
+    added: Sequence[SourceRecord],
+    wanted: _Wanted | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the rows of the table whose ids were not added again, a group at a time."""
+    return _groups(table, columns, wanted, _of(added) if added else None)
+
+
+def _with_added(
+    before: Sequence[SourceRecord], added: Sequence[SourceRecord]
+) -> tuple[SourceRecord, ...]:
+    """Return the table's rows of the ids of added ones, with these, see `add_sources`."""
     folders = {row.id: row.folder for row in before if row.folder}
     after = {(row.id, row.path): row for row in before}
     for row in added:
         folders[row.id] = row.folder or folders.get(row.id, "")
         after.pop((row.id, row.path), None)  # the newest row comes last
         after[row.id, row.path] = replace(row, folder=folders[row.id])
-    if tuple(after.values()) == before:
-        return table
-    return pa.concat_tables([others, _table(list(after.values()))])
-
-
-def _size(path: Path) -> int:
-    state = _state(path)
-    return 0 if state is None else state.st_size
-
-
-def _state(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _identity(state: os.stat_result | None) -> object:
-    return None if state is None else (state.st_dev, state.st_ino)
+    return tuple(after.values())
 
 
 def _holds(table: pa.Table, column: str, values: Sequence[str]) -> pa.ChunkedArray:

@@ -20,11 +20,12 @@ import itertools
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+from unicodedata import normalize
 
 from scanloom.core import Case, ScanError
 from scanloom.io.output.file_names import CASE, TIMING
@@ -35,7 +36,14 @@ from scanloom.io.output.growing_table import (
     write_groups,
 )
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import CASES, is_case_name
+from scanloom.io.output.layout import (
+    CASES,
+    case_folder,
+    case_parents,
+    is_case_name,
+    subfolder_of,
+)
+from scanloom.io.output.lookup import Lookup
 from scanloom.io.output.private import (
     LEDGER,
     LEDGER_LINES,
@@ -47,7 +55,9 @@ from scanloom.io.output.published import SOURCE_STAMP, read_provenance
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
     from pyarrow import parquet
 
 CHECKED = 5000
@@ -185,7 +195,8 @@ class Ledger:
     def __init__(self, out: Path) -> None:
         self._out, self._noted = out, list[PublishedCase]()
         self._listed = list_folders(out)
-        self._names = self._listed["name"].combine_chunks()
+        self._lookup = Lookup(self._listed["name"])
+        self._names = self._lookup.column
         self._rows = self._listed_rows()
         self._is_right = self._is_sample_right()
 
@@ -217,7 +228,7 @@ class Ledger:
         row = PublishedCase(name, case.id, "", "", "", 0)  # nothing may be said of it
         if current:
             with suppress(*_DAMAGE):
-                row = PublishedCase.read(self._out / CASES / name, name, inode)
+                row = PublishedCase.read(case_folder(self._out, name), name, inode)
         if self._provenance(found) == ((row.recipe, row.source, row.stamp) if row.inode else _NONE):
             return
         self._noted.append(row)
@@ -246,49 +257,30 @@ class Ledger:
 
     def _find(self, name: str) -> int | None:
         """Return the place of a folder in the list."""
-        place = _place(self._names, name)
-        is_there = place < len(self._names) and self._names[place].as_py() == name
-        return place if is_there else None
+        return next(iter(self._lookup.rows(name)), None)
 
     def _provenance(self, place: int) -> tuple[str | None, ...]:
         return tuple(self._rows[name][place].as_py() for name in _PROVENANCE)
 
     def _listed_rows(self) -> pa.Table:
         """Return the provenance of each listed folder, null where its row is void or missing."""
-        import pyarrow as pa
+
+        def read(lines: BinaryIO | None) -> pa.Table:
+            with _open_table(self._out / PRIVATE / LEDGER) as table:
+                merged = _merged(table, _last_rows(lines))
+                return rows_of_folders(self._listed, merged, _schema()).select(_PROVENANCE)
 
         with suppress(*_DAMAGE):
-            return read_both(self._out / PRIVATE / LEDGER_LINES, self._listed_rows_with)
-        empty = pa.nulls(len(self._names), pa.string())
-        return pa.table(dict.fromkeys(_PROVENANCE, empty))
-
-    def _listed_rows_with(self, lines: BinaryIO | None) -> pa.Table:
-        import pyarrow as pa
-        from pyarrow import compute
-
-        parts, done = [_schema().empty_table()], 0
-        with _open_table(self._out / PRIVATE / LEDGER) as table:
-            for rows in _merged(table, _last_rows(lines)):
-                # Both are sorted: the list's part up to the last row has all folders of the rows
-                end = _place(self._names, rows["name"][-1].as_py(), behind=True)
-                listed, done = self._listed.slice(done, end - done), end
-                found = compute.index_in(listed["name"], rows["name"])
-                is_same = compute.equal(rows["inode"].take(found), listed["inode"])
-                parts.append(rows.take(compute.if_else(is_same, found, None)))
-        rest = pa.nulls(len(self._names) - done, pa.int32())
-        parts.append(parts[0].take(rest))
-        return pa.concat_tables(parts).select(_PROVENANCE).unify_dictionaries().combine_chunks()
+            return read_both(self._out / PRIVATE / LEDGER_LINES, read)
+        return rows_of_folders(self._listed, (), _schema()).select(_PROVENANCE)
 
     def _is_sample_right(self) -> bool:
         """Return whether folders say what their rows do: all, or CHECKED of them at random."""
         import numpy as np
 
-        known = np.flatnonzero(self._rows["recipe"].is_valid().to_numpy())
-        if len(known) > CHECKED:
-            known = np.random.default_rng().choice(known, CHECKED, replace=False)
-        for place in np.sort(known).tolist():
+        for place in sample(np.flatnonzero(self._rows["recipe"].is_valid().to_numpy())):
             try:
-                made_by = read_provenance(self._out / CASES / self._names[place].as_py())
+                made_by = read_provenance(case_folder(self._out, self._names[place].as_py()))
             except _DAMAGE:
                 return False
             if (made_by.recipe, made_by.source, made_by.stamp) != self._provenance(place):
@@ -301,25 +293,73 @@ _NONE = (None, None, None)
 
 
 def list_folders(out: Path) -> pa.Table:
-    """Return name and inode of each published case, sorted by name; none is opened."""
+    """Return name and inode of the folder of each published case, sorted by name; none is opened.
+
+    Of a case that lies in `cases/` and in a subfolder, the former counts.
+    """
     import pyarrow as pa
 
-    parts = [pa.table({"name": pa.array([], pa.string()), "inode": pa.array([], pa.uint64())})]
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(out / CASES) as entries:
-        folders = (
-            (entry.name, entry.inode())
-            for entry in entries
-            if is_case_name(entry.name) and entry.is_dir(follow_symlinks=False)
-        )
-        while batch := list(itertools.islice(folders, _ROWS_AT_ONCE)):
-            names, inodes = zip(*batch, strict=True)
-            parts.append(
-                pa.table([pa.array(names), pa.array(inodes, pa.uint64())], parts[0].schema)
-            )
-    return _sorted(pa.concat_tables(parts)).combine_chunks()
+    def entries() -> Iterator[tuple[str, int, bool]]:
+        for parent in case_parents(out):
+            is_fanned = parent.name != CASES
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(parent) as inside:
+                for entry in inside:
+                    name = entry.name
+                    if (
+                        is_case_name(name)
+                        and entry.is_dir(follow_symlinks=False)
+                        and (not is_fanned or normalize("NFC", parent.name) == subfolder_of(name))
+                    ):
+                        yield name, entry.inode(), is_fanned
+
+    types = (pa.string(), pa.uint64(), pa.bool_())
+    schema = pa.schema(zip(("name", "inode", "fanned"), types, strict=True))
+    listed, parts = entries(), [schema.empty_table()]
+    while batch := list(itertools.islice(listed, _ROWS_AT_ONCE)):
+        columns = zip(zip(*batch, strict=True), types, strict=True)
+        parts.append(pa.table([pa.array(values, kind) for values, kind in columns], schema))
+    folders = _sorted(pa.concat_tables(parts), ("fanned", "ascending")).drop_columns(["fanned"])
+    return _first_of_name(folders).combine_chunks()
 
 
-def _place(names: pa.Array, name: str, *, behind: bool = False) -> int:
+def rows_of_folders(listed: pa.Table, tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Return the row of each listed folder from tables, null where name or inode differ.
+
+    Parameters
+    ----------
+    listed : pyarrow.Table
+        As of `list_folders`.
+    tables : iterable of pyarrow.Table
+        Rows with a name and an inode, in order of their names.
+    schema : pyarrow.Schema
+        Their columns.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    parts, done = [schema.empty_table()], 0
+    names = listed["name"].combine_chunks()
+    for rows in tables:
+        # Both are sorted: the list's part up to the last row has all folders of the rows
+        end = place_of(names, rows["name"][-1].as_py(), behind=True)
+        folders, done = listed.slice(done, end - done), end
+        found = compute.index_in(folders["name"], rows["name"])
+        is_same = compute.equal(rows["inode"].take(found), folders["inode"])
+        parts.append(rows.take(compute.if_else(is_same, found, None)))
+    parts.append(parts[0].take(pa.nulls(len(names) - done, pa.int32())))
+    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+
+
+def sample(places: NDArray[np.int64]) -> list[int]:
+    """Return the folders to be read this time: CHECKED of the places, at random, in order."""
+    import numpy as np
+
+    if len(places) > CHECKED:
+        places = np.random.default_rng().choice(places, CHECKED, replace=False)
+    return [int(place) for place in np.sort(places)]
+
+
+def place_of(names: pa.Array, name: str, *, behind: bool = False) -> int:
     """Return where a name is in sorted names, or the place behind it."""
     search = bisect_right if behind else bisect_left
     return search(range(len(names)), name, key=lambda place: names[place].as_py())
@@ -353,7 +393,6 @@ def _open_table(path: Path) -> Iterator[parquet.ParquetFile | None]:
 def _last_rows(lines: BinaryIO | None) -> pa.Table:
     """Return the last row of each name, sorted by name."""
     import pyarrow as pa
-    from pyarrow import compute
 
     schema = _schema()
     if lines is None:
@@ -363,18 +402,25 @@ def _last_rows(lines: BinaryIO | None) -> pa.Table:
         parts.append(pa.Table.from_pylist([asdict(row) for row in batch], schema))
     rows = pa.concat_tables(parts)
     order = pa.array(range(rows.num_rows), pa.int64())
-    rows = _sorted(rows.append_column("line", order), "line").drop_columns(["line"])
-    names = rows["name"]
-    is_last = compute.not_equal(names[:-1], names[1:]).combine_chunks()
-    return rows.filter(pa.concat_arrays([is_last, pa.array([True])])) if len(rows) else rows
+    newest_first = _sorted(rows.append_column("line", order), ("line", "descending"))
+    return _first_of_name(newest_first.drop_columns(["line"]))
 
 
-def _sorted(table: pa.Table, *further: str) -> pa.Table:
-    """Return a table sorted by name, then by further columns; by no thread but this one."""
+def _first_of_name(table: pa.Table) -> pa.Table:
+    """Return the first row of each name of a table that is sorted by name."""
+    import pyarrow as pa
     from pyarrow import compute
 
-    keys = [(column, "ascending") for column in ("name", *further)]
-    return table.take(compute.sort_indices(table, keys))
+    names = table["name"]
+    is_first = compute.not_equal(names[1:], names[:-1]).combine_chunks()
+    return table.filter(pa.concat_arrays([pa.array([True]), is_first])) if len(table) else table
+
+
+def _sorted(table: pa.Table, *further: tuple[str, str]) -> pa.Table:
+    """Return a table sorted by name, then by columns as given; by no thread but this one."""
+    from pyarrow import compute
+
+    return table.take(compute.sort_indices(table, [("name", "ascending"), *further]))
 
 
 def _parse(line: bytes) -> PublishedCase | None:
@@ -395,7 +441,7 @@ def _merged(table: parquet.ParquetFile | None, added: pa.Table) -> Iterator[pa.T
 
     for group in range(0 if table is None else table.num_row_groups):
         rows = table.read_row_group(group, use_threads=False)  # type: ignore[union-attr]
-        end = _place(added["name"], rows["name"][-1].as_py(), behind=True)
+        end = place_of(added["name"], rows["name"][-1].as_py(), behind=True)
         if end:
             newer, added = added.slice(0, end), added.slice(end)
             is_older = compute.is_in(rows["name"], newer["name"])

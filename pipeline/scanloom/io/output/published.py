@@ -72,8 +72,8 @@ class ResultProvenance:
     stamp: str
 
 
-def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultState:
-    """Compare the published result of a case, if any, with the requested case.
+def result_state(folder: Path, case: Case, *, replace: bool) -> ResultState:
+    """Compare the published result in a case's folder, if any, with the requested case.
 
     Recipe and stamp are compared, and the source hash if the case has one. `replace` says whether a
     result that is damaged, or of another recipe, may be replaced.
@@ -84,7 +84,6 @@ def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultSt
         STALE, RESULT_DAMAGED or NEWER_VERSION if such a result exists and may not be replaced;
         STALE also if its source has changed and its folder contains foreign files.
     """
-    folder = out / "cases" / name
     if not folder.is_dir():
         return ResultState.ABSENT
     try:

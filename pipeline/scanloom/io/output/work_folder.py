@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Literal, Self
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.output.layout import check_foreign_entries
+from scanloom.io.output.layout import case_folder, check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, check_links
 from scanloom.io.system.atomic_write import fsync_path, remove_stale_temporaries
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.regular_files import open_descriptor, refuse_links_below
+from scanloom.io.system.regular_files import check_folder, open_descriptor, refuse_links_below
 from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 
 REMOTE_STALE_AFTER_S = 86_400.0
@@ -242,9 +242,12 @@ def _recover(out: Path) -> None:
     abandoned = {path: entry for path, entry in entries.items() if entry.is_abandoned(path)}
     for path, entry in abandoned.items():
         if entry.state == "old":
-            target, ready = out / "cases" / entry.name, path.with_suffix(".ready")
+            target, ready = case_folder(out, entry.name), path.with_suffix(".ready")
             if not target.exists():
+                check_folder(target.parent)
+                target.parent.mkdir(parents=True, exist_ok=True)
                 (ready if ready.is_dir() else path).rename(target)
-                fsync_path(target.parent)
+                for folder in (target.parent, target.parent.parent):
+                    fsync_path(folder)
     for path in abandoned:
         shutil.rmtree(path, ignore_errors=True)

@@ -22,7 +22,7 @@ from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.output.failures import has_failed
 from scanloom.io.output.file_names import SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.layout import iter_cases, output_of, read_case
 from scanloom.io.output.work_folder import make_work_folder
 
 BIDS = "bids"
@@ -135,7 +135,7 @@ def _read_subject(case: Path) -> _Subject:
 def _write_subject(folder: Path, name: str, subject: _Subject) -> None:
     folder.mkdir(parents=True)
     taken: set[str] = set()
-    failed_later = has_failed(subject.case.parent.parent, str(subject.document["case"]))
+    failed_later = has_failed(output_of(subject.case), str(subject.document["case"]))
     outdated = [Flag.OUTDATED.code] if failed_later else []
     for file in subject.files:
         layer = re.search(r"segmentation-(\d+)\.nii\.gz$", file["file"])

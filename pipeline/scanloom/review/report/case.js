@@ -10,7 +10,8 @@ const SOURCE = ["patient", "name", "accession", "study date", "series", "descrip
  * @returns {string}
  */
 export function addressOf(record, name) {
-  return ["../cases", ...[record.id, ...name.split("/")].map(encodeURIComponent)].join("/");
+  const folders = record.subfolder ? [record.subfolder, record.id] : [record.id];
+  return ["../cases", ...[...folders, ...name.split("/")].map(encodeURIComponent)].join("/");
 }
 
 /** Elements that tell of a case, in the table and on its own page. */

@@ -23,7 +23,7 @@ from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
 from scanloom.io.output.failures import FAILED, failed_cases
 from scanloom.io.output.file_names import PREVIEW, THUMBNAIL, TIMING
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.layout import CASES, iter_cases, read_case
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import observed_state
@@ -57,6 +57,8 @@ class ReportCase:
         Voxels along each axis of its grid.
     seconds : dict
         Wall seconds by step.
+    subfolder : str
+        Name of the subfolder of `cases/` that its folder is in; "" for none.
     files : tuple of str
         Names of the files in its folder.
     references : dict
@@ -75,6 +77,7 @@ class ReportCase:
     shape: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     preview: Path | None = None
+    subfolder: str = ""
     files: tuple[str, ...] = ()
     references: dict[str, tuple[ReferenceRange, ...]] = field(default_factory=dict)
 
@@ -290,6 +293,7 @@ def _published(folder: Path) -> tuple[ReportCase, dict[str, dict[str, Any]], dic
         shape=tuple(document["grid"].get("shape", ())),
         seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
         preview=preview if preview.exists() else None,
+        subfolder="" if folder.parent.name == CASES else folder.parent.name,
         files=tuple(sorted(p.relative_to(folder).as_posix() for p in files if p.is_file())),
         references={m["name"]: references_of(m) for m in document["models"]},
     )

@@ -405,6 +405,7 @@ def _row(
     return {
         "id": case.id,
         **({"case": case.case_id} if case.case_id != case.id else {}),
+        **({"subfolder": case.subfolder} if case.subfolder else {}),
         "status": "outdated" if has_result and outdated else case.status,
         "reason": case.reason,
         "detail": case.detail,

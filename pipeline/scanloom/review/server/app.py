@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import PREVIEW, THUMBNAIL
+from scanloom.io.output.layout import case_folder
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.revisions import latest_result
@@ -124,7 +125,9 @@ class Routes:
         if "ahead" not in request.query_params:
             self.state.log.note_view(case.name, reviewer)
         verdicts = self.state.verdicts(case.name, reviewer)
-        return JSONResponse({**describe(case), "doubts": self.state.findings(case), **verdicts})
+        folder = case_folder(self.state.out, case.name).relative_to(self.state.out).as_posix()
+        about = {**describe(case), "folder": folder}
+        return JSONResponse({**about, "doubts": self.state.findings(case), **verdicts})
 
     def image(self, request: Request, reviewer: str) -> Response:
         """Return slices of the scan."""
@@ -150,7 +153,7 @@ class Routes:
 
     def preview(self, request: Request, reviewer: str) -> Response:
         """Return the preview of a case."""
-        return self._picture(self.state.out / "cases" / self._name(request, reviewer) / PREVIEW)
+        return self._picture(case_folder(self.state.out, self._name(request, reviewer)) / PREVIEW)
 
     def thumbnail(self, request: Request, reviewer: str) -> Response:
         """Return the thumbnail of the result that is reviewed: the case's or its revision's."""

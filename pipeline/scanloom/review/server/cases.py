@@ -28,6 +28,7 @@ from scanloom.core import Grid, Measurement, Reason, ScanError, Structure, Volum
 from scanloom.core.segmentation import Color
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
@@ -142,7 +143,7 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
     OSError
         If a file can't be read for the moment.
     """
-    folder = out / "cases" / name
+    folder = case_folder(out, name)
     if not folder.is_dir():
         raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
     try:
@@ -422,7 +423,7 @@ class OpenCases:
 def expected_bytes(out: Path, name: str) -> int:
     """Return the bytes that the arrays of a case will have, about; 0 if that can't be known."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        shape = read_json(out / "cases" / name / CASE)["grid"]["shape"]
+        shape = read_json(case_folder(out, name) / CASE)["grid"]["shape"]
         return _BYTES_PER_VOXEL * math.prod(map(int, shape))
     return 0
 

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import CASE
-from scanloom.io.output.layout import is_case_name, published_cases, read_case
+from scanloom.io.output.layout import (
+    case_folder,
+    case_parents,
+    is_case_name,
+    published_cases,
+    read_case,
+)
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.system.disk_errors import is_passing
@@ -97,7 +103,7 @@ class Worklist:
         OSError
             If it can't be read for the moment: then it stays as it was.
         """
-        before, folder = self.cases.get(name), self.out / "cases" / name
+        before, folder = self.cases.get(name), case_folder(self.out, name)
         case = self._current(folder)
         if case is not None and case is before:
             return
@@ -123,7 +129,7 @@ class Worklist:
         began = time.monotonic()
         whole = True
         with suppress(OSError):  # the folder is gone or can't be read now: the list stays
-            stamps = _stamp(self.out / "cases"), _revision_stamps(self.out)
+            stamps = [*map(_stamp, case_parents(self.out))], _revision_stamps(self.out)
             if self._stamps is None or stamps[0] != self._stamps[0]:
                 whole = self._read()
             else:

@@ -11,12 +11,16 @@ from scanloom.engine.results.export import export
 from scanloom.engine.results.verify import verify
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.json_file import write_document
+from scanloom.io.output.layout import fan_out
+from support.layouts import both_layouts, case_folders
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path: Path, layout: str) -> Path:
     """Two cases, with a table, the report, what is private, and a file of somebody's own."""
     folder = tmp_path / "out"
+    if layout == "fanned":
+        fan_out(folder)
     for case in ("aa", "bb"):
         with CaseFolder(folder, case) as draft:
             (draft.path / "dicom").mkdir()
@@ -43,11 +47,14 @@ def files(folder: Path) -> set[str]:
 DOCUMENTS = {"SHA256SUMS", "case.json", "timing.json", "segmentation.nii.gz", "surface.glb"}
 
 
-def test_a_copy_has_what_holds_no_identity(out: Path, tmp_path: Path) -> None:
+@both_layouts
+def test_a_copy_has_what_holds_no_identity(out: Path, tmp_path: Path, layout: str) -> None:
     made = export(out, tmp_path / "copy")
 
-    of_cases = {f"cases/{case}/{name}" for case in ("aa", "bb") for name in DOCUMENTS}
-    assert files(tmp_path / "copy") == of_cases | {"runs/1/status.json"}
+    cases = ("cases/aa", "cases/bb") if layout == "flat" else ("cases/_aa/aa", "cases/_bb/bb")
+    marker = {"cases/_folders"} if layout == "fanned" else set()
+    of_cases = {f"{case}/{name}" for case in cases for name in DOCUMENTS}
+    assert files(tmp_path / "copy") == of_cases | marker | {"runs/1/status.json"}
     assert (made.cases, made.left_out) == (2, ())
     assert list(verify(tmp_path / "copy")) == []
     assert sorted(tmp_path.iterdir()) == [tmp_path / "copy", out]
@@ -62,15 +69,17 @@ def test_pictures_on_request(out: Path, tmp_path: Path) -> None:
     assert list(verify(tmp_path / "copy")) == []
 
 
+@both_layouts
 def test_a_case_that_was_changed_is_left_out(out: Path, tmp_path: Path) -> None:
-    (out / "cases/aa/segmentation.nii.gz").write_bytes(b"changed")
+    first, second = (case.relative_to(out) for case in case_folders(out))
+    (out / first / "segmentation.nii.gz").write_bytes(b"changed")
     (tmp_path / "copy").mkdir()  # an empty one is taken
 
     made = export(out, tmp_path / "copy")
 
-    assert made.left_out == ("cases/aa",)
-    assert not (tmp_path / "copy/cases/aa").exists()
-    assert (tmp_path / "copy/cases/bb/case.json").exists()
+    assert made.left_out == (str(first),)
+    assert not (tmp_path / "copy" / first).exists()
+    assert (tmp_path / "copy" / second / "case.json").exists()
 
 
 def test_a_link_is_not_followed(out: Path, tmp_path: Path) -> None:
@@ -87,8 +96,11 @@ def test_a_link_is_not_followed(out: Path, tmp_path: Path) -> None:
     assert not [path for path in copied if b"Nightingale" in path.read_bytes()]
 
 
-def test_folders_named_by_patients_are_refused(out: Path, tmp_path: Path) -> None:
-    (out / "cases/bb").rename(out / "cases/Nightingale")
+@both_layouts
+def test_folders_named_by_patients_are_refused(out: Path, tmp_path: Path, layout: str) -> None:
+    named = "cases/Nightingale" if layout == "flat" else "cases/_le/Nightingale"
+    (out / named).parent.mkdir(exist_ok=True)
+    case_folders(out)[1].rename(out / named)
 
     with pytest.raises(ScanError, match="named by patients"):
         export(out, tmp_path / "copy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,10 +14,14 @@ from scanloom.io.identity import key_fingerprint
 from scanloom.io.output.audit import AUDIT, AuditTrail
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.json_file import write_document
+from scanloom.io.output.layout import case_folder, fan_out, published_cases
+from support.layouts import both_layouts, case_folders
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path: Path, layout: str) -> Path:
+    if layout == "fanned":
+        fan_out(tmp_path)
     for case in ("aa", "bb"):
         with CaseFolder(tmp_path, case) as folder:
             (folder.path / "dicom").mkdir()
@@ -27,25 +32,41 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@both_layouts
 def test_unchanged_results_have_no_discrepancy(out: Path) -> None:
     assert list(verify(out)) == []
 
 
+@both_layouts
 def test_one_flipped_bit_one_missing_one_extra(out: Path) -> None:
-    seg = out / "cases" / "aa" / "dicom" / "segmentation.dcm"
+    first, second = case_folders(out)
+    seg = first / "dicom" / "segmentation.dcm"
     data = bytearray(seg.read_bytes())
     data[500] ^= 1
     seg.write_bytes(data)
-    (out / "cases" / "bb" / "case.json").unlink()
-    (out / "cases" / "bb" / "dicom" / "more.txt").write_text("")
+    (second / "case.json").unlink()
+    (second / "dicom" / "more.txt").write_text("")
 
     assert set(verify(out)) == {
-        Discrepancy("changed", "cases/aa/dicom/segmentation.dcm"),
-        Discrepancy("missing", "cases/bb/case.json"),
-        Discrepancy("extra", "cases/bb/dicom/more.txt"),
+        Discrepancy("changed", str(seg.relative_to(out))),
+        Discrepancy("missing", str((second / "case.json").relative_to(out))),
+        Discrepancy("extra", str((second / "dicom" / "more.txt").relative_to(out))),
     }
     check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
-    assert subprocess.run(check, cwd=out / "cases" / "aa", capture_output=True).returncode == 1
+    assert subprocess.run(check, cwd=first, capture_output=True).returncode == 1
+
+
+def test_a_case_in_both_layouts_is_named_and_the_older_place_counts(out: Path) -> None:
+    """Somebody copied it by hand; a copy in another subfolder is foreign, and ignored."""
+    fan_out(out)
+    for subfolder in ("_aa", "_zz"):
+        shutil.copytree(out / "cases" / "aa", out / "cases" / subfolder / "aa")
+    (out / "cases" / "_aa" / "aa" / "case.json").write_text("changed")
+
+    assert list(published_cases(out)) == [out / "cases" / "aa", out / "cases" / "bb"]
+    assert len(published_cases(out)) == 2
+    assert case_folder(out, "aa") == out / "cases" / "aa"
+    assert list(verify(out)) == [Discrepancy("extra", "cases/_aa/aa")]
 
 
 def test_missing_and_malformed_sums_are_reported(out: Path) -> None:

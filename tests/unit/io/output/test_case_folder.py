@@ -19,6 +19,7 @@ from scanloom.io.index.build import build_index
 from scanloom.io.output.audit import AuditTrail, read_trail
 from scanloom.io.output.case_folder import CaseFolder, withdraw
 from scanloom.io.output.json_file import write_document
+from scanloom.io.output.layout import case_folder, fan_out
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, result_state
 from scanloom.io.output.work_folder import (
@@ -29,9 +30,17 @@ from scanloom.io.output.work_folder import (
     process_file_name,
 )
 from scanloom.review.report.page import write_report
+from support.layouts import both_layouts, case_folders, folder_of
 
 CASE = "a" * 26
 KEY = "0123456789abcdef"
+
+
+def out_of(folder: Path, layout: str) -> Path:
+    """Return an output folder that no case was published in yet."""
+    if layout == "fanned":
+        fan_out(folder / "out")
+    return folder / "out"
 
 
 def publish(
@@ -47,7 +56,7 @@ def publish(
 
 def standing(out: Path, recipe: str, source: str = "s", *, replace: bool = False) -> ResultState:
     case = Case(CASE, Series("nifti", ()), Outputs(), source, recipe)
-    return result_state(out, CASE, case, replace=replace)
+    return result_state(case_folder(out, CASE), case, replace=replace)
 
 
 def files(out: Path) -> set[str]:
@@ -79,10 +88,12 @@ def test_a_withdrawn_result_never_comes_back(
     assert len(list(read_trail(tmp_path, bytes(32)))) == 1
 
 
-def test_published_folder_is_whole_and_sums_hold(tmp_path: Path) -> None:
+@both_layouts
+def test_published_folder_is_whole_and_sums_hold(tmp_path: Path, layout: str) -> None:
     """A foreign sha256sum agrees; nothing is left in .work."""
-    folder = publish(tmp_path / "out")
-    assert folder == tmp_path / "out" / "cases" / CASE
+    folder = publish(out_of(tmp_path, layout))
+    assert folder == folder_of(tmp_path / "out", CASE)
+    assert (folder.parent.name == "_aa") is (layout == "fanned")
     assert files(folder) == {"case.json", "dicom/a b.dcm", "timing.json", "SHA256SUMS"}
     named = {s.split("  ", 1)[1] for s in (folder / "SHA256SUMS").read_text().splitlines()}
     assert named == {"case.json", "dicom/a b.dcm"}
@@ -265,19 +276,20 @@ def killed(out: Path, at: int) -> None:
     assert done.returncode == -9, done.stderr
 
 
+@both_layouts
 @pytest.mark.parametrize(("at", "kept"), [(0, "one"), (1, "one"), (2, "two"), (3, "two")])
 def test_interrupted_replacement_is_finished_or_taken_back(
-    at: int, kept: str, tmp_path: Path
+    at: int, kept: str, tmp_path: Path, layout: str
 ) -> None:
     """Between any two renames: the next start finds the old result or the new one, whole."""
-    out = tmp_path / "out"
+    out = out_of(tmp_path, layout)
     folder = publish(out, "one")
     killed(out, at)
     open_output(out, KEY)
     assert standing(out, kept) is ResultState.CURRENT
     assert (folder / "dicom" / "a b.dcm").read_text() == ("x" if kept == "one" else "y")
     assert not list((out / ".work").iterdir())
-    assert [p.name for p in (out / "cases").iterdir()] == [CASE]
+    assert case_folders(out) == [folder]
 
 
 def test_what_a_living_process_builds_is_left_alone(tmp_path: Path) -> None:
@@ -317,12 +329,13 @@ def test_failed_last_rename_gives_the_old_result_back(
     assert not list((out / ".work").iterdir())
 
 
-def test_of_two_who_do_the_same_case_the_second_agrees(tmp_path: Path) -> None:
+@both_layouts
+def test_of_two_who_do_the_same_case_the_second_agrees(tmp_path: Path, layout: str) -> None:
     """A worker that was thought lost may have published a case that another one was then given."""
-    out = tmp_path / "out"
-    publish(out, text="first")
-    assert publish(out, text="second") == out / "cases" / CASE
-    assert (out / "cases" / CASE / "dicom" / "a b.dcm").read_text() == "first"
+    out = out_of(tmp_path, layout)
+    folder = publish(out, text="first")
+    assert publish(out, text="second") == folder == folder_of(out, CASE)
+    assert (folder / "dicom" / "a b.dcm").read_text() == "first"
     assert not list((out / ".work").iterdir())
 
 

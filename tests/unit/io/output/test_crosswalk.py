@@ -207,7 +207,7 @@ def test_who_died_between_the_table_and_its_lines_left_no_row_twice(
 def test_rows_are_found_in_each_group_of_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanloom.io.output.crosswalk.GROUP_ROWS", 2)
+    monkeypatch.setattr("scanloom.io.output.growing_table.GROUP_ROWS", 2)
     rows = [replace(row(name), study_uid=name.upper()) for name in "abcdefg"]
     add(tmp_path, *rows)
 

@@ -17,6 +17,7 @@ import pytest
 from scanloom.core import ScanError
 from scanloom.engine.run import RunOptions, run
 from scanloom.engine.workflow.schema import Workflow
+from scanloom.io.output.layout import fan_out
 from scanloom.io.write.bids import write_bids
 from support.case_folders import (
     case_with,
@@ -27,13 +28,16 @@ from support.case_folders import (
     write_results,
 )
 from support.commands import write_tiny_bundle
+from support.layouts import both_layouts, folder_of
 from support.make_report import add_case, id_of, measured
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path: Path, layout: str) -> Path:
     """A case of one model, and one of two models of which one has three layers."""
     out = tmp_path / "out"
+    if layout == "fanned":
+        fan_out(out)
     scan = nifti_scan(grid_of(np.diag((-1.0, -1.0, 1.0))))
     for n, structures in enumerate(
         ([segmentation_of(scan)], [segmentation_of(scan), overlapping(scan, "the-regions_2")])
@@ -48,6 +52,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
+@both_layouts
 def test_files_are_called_as_bids_says(out: Path) -> None:
     bids = write_bids(out, "1.2.3")
     subject = f"sub-{id_of(1)}"
@@ -73,9 +78,10 @@ def test_label_maps_and_their_tables_agree(out: Path) -> None:
         assert all(len(row["color"]) == 7 for row in rows)
 
 
+@both_layouts
 def test_it_is_written_anew(out: Path) -> None:
     write_bids(out, "1")
-    shutil.rmtree(out / "cases" / id_of(0))
+    shutil.rmtree(folder_of(out, id_of(0)))
 
     bids = write_bids(out, "1")
 

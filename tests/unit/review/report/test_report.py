@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from scanloom.review.report.page import write_report
 from scanloom.review.report.parts import ROWS
 from scanloom.review.report.pictures import MAX_BYTES
 from support.commands import scanloom
+from support.layouts import both_layouts, fan_by_hand
 from support.make_report import (
     add_case,
     add_failure,
@@ -110,9 +112,14 @@ def test_what_was_left_out_stands_there_by_reason(thirty: Path) -> None:
     assert re.search(r"116 files used, \d+ files skipped", cells)
 
 
-def test_its_links_lead_somewhere(thirty: Path) -> None:
-    page = page_of(thirty)
-    report = thirty / "report"
+@both_layouts
+def test_its_links_lead_somewhere(thirty: Path, tmp_path: Path, layout: str) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(thirty, out)
+    if layout == "fanned":
+        fan_by_hand(out)
+    page = page_of(out)
+    report = out / "report"
 
     charts = [image["src"] for image in page.all("img")]
     assert charts == ["volumes.svg", "times.svg"]
@@ -123,7 +130,8 @@ def test_its_links_lead_somewhere(thirty: Path) -> None:
             thumb = report / "thumbs" / f"{case['id']}.webp"
             with Image.open(thumb) as picture:
                 assert list(picture.size) == case["preview"]
-            assert (report / ".." / "cases" / case["id"] / "preview.png").is_file()
+            subfolder = case.get("subfolder", ".")
+            assert (report / "../cases" / subfolder / case["id"] / "preview.png").is_file()
 
 
 def test_a_box_of_the_chart_spans_the_quartiles(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from scanloom.review.report import page as page_module
 from scanloom.review.report import parts as parts_module
 from scanloom.review.report.page import write_report
 from support.axe import axe_core, violations
+from support.layouts import fan_by_hand
 from support.make_report import add_case, add_failure, id_of, make_out, measured, usual
 from support.review_phantoms import case, torso
 
@@ -404,6 +405,21 @@ def test_pictures_load(chromium: Any, page: Path) -> None:
     wait_until(tab, "[...document.images].every((image) => image.complete)")
 
     assert tab.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+
+
+def test_the_picture_of_a_case_in_a_subfolder_loads(
+    chromium: Any, out: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(out, tmp_path / "out", ignore=shutil.ignore_patterns("report"))
+    fan_by_hand(tmp_path / "out")
+    tab, messages = opened(chromium, write_report(tmp_path / "out"), hash_=f"#case={id_of(500)}")
+    picture = tab.locator(f"#case-body img[alt='Preview of case {id_of(500)}']").first
+
+    picture.wait_for()
+    wait_until(tab, "[...document.querySelectorAll('#case-body img')].every((i) => i.complete)")
+    assert picture.evaluate("image => image.naturalWidth") > 0
+    assert f"/cases/_{id_of(500)[-2:]}/{id_of(500)}/" in picture.evaluate("image => image.src")
+    assert messages == []
 
 
 def test_a_hostile_word_stays_a_word(chromium: Any, tmp_path: Path) -> None:

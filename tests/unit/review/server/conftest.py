@@ -25,6 +25,7 @@ from scanloom.review.server.security import Sessions
 from scanloom.review.server.state import ReviewState
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers
+from support.layouts import fan_by_hand
 from support.review_cases import affine_of, enter, publish, scan_array
 
 ORIGIN = "http://127.0.0.1:8000"
@@ -75,7 +76,7 @@ Serve = Callable[..., Server]
 
 
 @pytest.fixture
-def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
+def serve(published: Path, tmp_path: Path, layout: str) -> Iterator[Serve]:
     """Return a function that starts a server over a copy of the cases."""
     logs = []
 
@@ -85,6 +86,8 @@ def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
             logs.pop().close()  # of the server before
         if not out.exists():
             shutil.copytree(published / "out", out, copy_function=shutil.copy2)
+            if layout == "fanned":
+                fan_by_hand(out)
         codes = reviewer_codes(out, reviewers)
         key = published / "key"
         log = VerdictLog(out, audit_trail(out, key))

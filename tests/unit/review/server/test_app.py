@@ -35,6 +35,7 @@ from scanloom.review.server.rows import doubts_of
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
+from support.layouts import both_layouts, folder_of
 from support.review_cases import KEY, affine_of, change, publish, scan_array, version_of
 
 
@@ -258,11 +259,13 @@ def test_the_list_has_names_for_those_who_hold_the_key(published: Path, serve: A
     assert not [path for path in public if b"Grau" in path.read_bytes()]
 
 
+@both_layouts
 def test_the_list_has_a_thumbnail_of_each_result(server: Any) -> None:
     """That of the revision once there is one; none is told."""
     client, name = server.client(), server.cases[0]
     shown = client.get(f"/api/case/{name}/thumbnail")
-    assert shown.content == (server.out / "cases" / name / "thumbnail.png").read_bytes()
+    assert shown.content == (folder_of(server.out, name) / "thumbnail.png").read_bytes()
+    assert about(client, name)["folder"] == str(folder_of(server.out, name).relative_to(server.out))
     for index in range(server.state.open_cases.get(name).view.shape[2]):
         paint(client, name, index=index, radius_mm=40.0)
     change(client, name, "draft/save")
@@ -381,10 +384,11 @@ def test_cases_of_others_are_not_served(serve: Any) -> None:
 # --- corrections ----------------------------------------------------------------------------------
 
 
+@both_layouts
 def test_a_correction_becomes_a_revision(server: Any) -> None:
     client, name = server.client(), server.cases[0]
     case = about(client, name)
-    files = sorted(p for p in (server.out / "cases" / name).rglob("*") if p.is_file())
+    files = sorted(p for p in folder_of(server.out, name).rglob("*") if p.is_file())
     before = {path: path.read_bytes() for path in files}
     label = case["layers"][0]["labels"][1]["value"]
     plane = case["planes"]["coronal"]
@@ -673,14 +677,18 @@ def wait_for_a_look() -> None:
 
 
 @pytest.mark.thorough
-def test_cases_appear_and_go_while_it_runs(serve: Any, published: Path, tmp_path: Path) -> None:
+@both_layouts
+def test_cases_appear_and_go_while_it_runs(
+    serve: Any, published: Path, tmp_path: Path, layout: str
+) -> None:
     server = serve()
     client, name = server.client(), server.cases[0]
     decide(client, name, "accept")
     (tmp_path / "more").mkdir()
     new = publish(tmp_path / "more", scan_array(7), affine_of(), "three")
-    shutil.copytree(new, server.out / "cases" / new.name, copy_function=shutil.copy2)
-    shutil.rmtree(server.out / "cases" / server.cases[1])
+    subfolder = "." if layout == "flat" else f"_{new.name[-2:]}"
+    shutil.copytree(new, server.out / "cases" / subfolder / new.name, copy_function=shutil.copy2)
+    shutil.rmtree(folder_of(server.out, server.cases[1]))
     wait_for_a_look()
 
     listed = client.get("/api/worklist").json()
@@ -689,11 +697,12 @@ def test_cases_appear_and_go_while_it_runs(serve: Any, published: Path, tmp_path
     assert client.get(f"/api/case/{server.cases[1]}").status_code == 404
 
 
+@both_layouts
 def test_a_verdict_on_a_replaced_result_is_stale(server: Any) -> None:
     client, name = server.client(), server.cases[0]
     body = body_of(client, name)
     decide(client, name, "accept")
-    folder = server.out / "cases" / name
+    folder = folder_of(server.out, name)
     document = json.loads((folder / "case.json").read_text())
     stand_in = server.out / "cases" / "replacing"
     shutil.copytree(folder, stand_in)

@@ -19,6 +19,7 @@ import pytest
 from scanloom.core import Reason, ScanError
 from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.io.output.case_folder import check_writable
+from scanloom.io.output.layout import published_cases
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import (
     check_folder,
@@ -34,6 +35,7 @@ from scanloom.review.verdicts.tables import write_review_tables
 from scanloom.review.verdicts.verdict import Verdict
 from scanloom.training.dataset import write_dataset
 from support.commands import scanloom
+from support.layouts import both_layouts, case_folders, fan_by_hand
 from support.review_cases import change, seen
 
 SECRET = b"the diary of the reviewer, in one line"
@@ -111,10 +113,11 @@ def test_a_preview_that_is_a_link_is_not_served(server: Any, hers: Path) -> None
     assert SECRET not in answer.content
 
 
+@both_layouts
 @pytest.mark.parametrize("name", ["segmentation.nii.gz", "case.json", "image.nii.gz", ""])
 def test_results_that_are_links_are_not_opened(server: Any, hers: Path, name: str) -> None:
     """Also where the whole folder of a case is one, and if its checksums are right."""
-    case = next(c for c in (server.out / "cases").iterdir() if (c / "image.nii.gz").exists())
+    case = next(c for c in case_folders(server.out) if (c / "image.nii.gz").exists())
     target = hers / "moved"
     if name:
         shutil.copy2(case / name, target)
@@ -127,6 +130,20 @@ def test_results_that_are_links_are_not_opened(server: Any, hers: Path, name: st
     answer = server.client().get(f"/api/case/{case.name}")
 
     assert answer.status_code in (404, 409)
+
+
+def test_a_subfolder_that_is_a_link_is_not_opened(server: Any, hers: Path) -> None:
+    """Nor is it listed: its cases are gone for the server."""
+    name = server.cases[0]
+    fan_by_hand(server.out)
+    subfolder = server.out / "cases" / f"_{name[-2:]}"
+    subfolder.rename(hers / "moved")
+    replace(subfolder, hers / "moved")
+
+    answer = server.client().get(f"/api/case/{name}")
+
+    assert answer.status_code in (404, 409)
+    assert name not in published_cases(server.out).names()
 
 
 def test_a_revision_is_not_written_through_a_link(server: Any, hers: Path, published: Path) -> None:

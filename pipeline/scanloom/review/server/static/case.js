@@ -267,8 +267,8 @@ class CasePage {
   showCommands(about) {
     const folder = about.revision
       ? `review/revisions/${about.id}/${about.revision}`
-      : `cases/${about.id}`;
-    const image = `cases/${about.id}/image.nii.gz`;
+      : about.folder;
+    const image = `${about.folder}/image.nii.gz`;
     const labels = about.layers.map((layer) => `${folder}/${layer.file}`);
     const commands =
       about.image === "image"
