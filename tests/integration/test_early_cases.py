@@ -91,7 +91,8 @@ def draw_archive(root: Path) -> None:
 
 def in_small_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(parts, "PART_FILES", 1)
-    patch.setattr(early_cases, "ENOUGH_CASES", 1)
+    for module in (early_cases, running):
+        patch.setattr(module, "ENOUGH_CASES", 1)
 
 
 class Pace:
@@ -237,13 +238,20 @@ def test_the_first_case_ends_before_the_last_part_is_read(
 
         return build_index(*arguments, on_part=add, **more)
 
+    setups = []
+    setup = running.WorkerSetup
     monkeypatch.setattr(StatusWriter, "finish", note)
     monkeypatch.setattr(running, "build_index", build)
+    monkeypatch.setattr(
+        running, "WorkerSetup", lambda *a, **more: setups.append(a) or setup(*a, **more)
+    )
 
     done = runs()
 
     assert done.code == 0, done.err
     assert lines[0] == "indexing: 4 files so far; 1 case begun"
+    [(_, load)] = setups
+    assert load.args[4] == 1  # of several cases, an engine would be measured
     assert len(runs.cases()) == 2
 
 

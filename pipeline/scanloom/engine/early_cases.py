@@ -14,9 +14,10 @@ import json
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -168,7 +169,6 @@ class EarlyCases(Iterator[Case | None]):
     ) -> None:
         self._growing, self._request, self._key = growing, request, key
         self._out, self._scope = out, scope
-        self._taken: NameSet | None = None
         self._ready = deque[tuple[IndexedSeries, Case]]()
         self._of_part: Iterator[tuple[IndexedSeries, Case]] = iter(())
         self._case_file: CaseFile | None = None
@@ -230,30 +230,29 @@ class EarlyCases(Iterator[Case | None]):
                     case = with_files(index, inputs, light)
                     if case.series.kind == DICOM and len({f.parent for f in case.series.files}) > 1:
                         continue  # perhaps in a further folder too
-                    if self._taken is not None:
-                        self._taken.add(case.id)
+                    self._taken.add(case.id)
                     yield inputs[0], case
 
     def _is_taken(self, name: str) -> bool:
         """Return whether a case was given, or has a result or a failure of an earlier run."""
-        if self._taken is None:
-            self._taken = _tried_cases(self._out)
-        return not name or name in self._taken
+        return not name or name in self._taken or self._folders.get(name, name) != name
+
+    @cached_property
+    def _folders(self) -> Mapping[str, str]:
+        return crosswalk.case_folders(self._out)
+
+    @cached_property
+    def _taken(self) -> NameSet:
+        taken, names = NameSet(), list_folders(self._out)["name"]
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            taken.add_all(names.slice(start, _NAMES_AT_ONCE).to_pylist())
+        taken.add_all(list(failures.failed_cases(self._out)))
+        return taken
 
     @property
     def outcomes(self) -> Iterable[Outcome]:
         """The outcomes that were noted."""
         return self._ended
-
-
-def _tried_cases(out: Path) -> NameSet:
-    """Return the cases with a result, with a failure, or with a folder of another name."""
-    tried, names = NameSet(), list_folders(out)["name"]
-    for start in range(0, len(names), _NAMES_AT_ONCE):
-        tried.add_all(names.slice(start, _NAMES_AT_ONCE).to_pylist())
-    tried.add_all(list(failures.failed_cases(out)))
-    tried.add_all([name for name, folder in crosswalk.case_folders(out).items() if folder != name])
-    return tried
 
 
 # --- when the index is complete -------------------------------------------------------------------
@@ -313,15 +312,14 @@ def compare_early(
     if not any(name in began and scope.holds(name) for name in index.series.ids()):
         return Compared(Outcomes(), [], 0)
     found = dict[str, str]()
-
-    def sources() -> Iterator[crosswalk.SourceRecord]:
-        for series in index.series:
-            if series.id in began and scope.holds(series.id):
-                found[series.id] = "" if series.id in found else _digest(series)
-                yield source_from_index(index, series)
-
-    add_sources(out, key_fingerprint(key), sources())
-    differ = {name for name, series in found.items() if series != began[name]}
+    for series in index.series:
+        if series.id in began and scope.holds(series.id):
+            found[series.id] = "" if series.id in found else _digest(series)
+    differ = {name for name, digest in found.items() if digest != began[name]}
+    if differ:  # the crosswalk may have them as they were
+        different = (series for series in index.series if series.id in differ)
+        sources = (source_from_index(index, series) for series in different)
+        add_sources(out, key_fingerprint(key), sources)
     made, void = Outcomes(), list[Outcome]()
     for outcome in outcomes:
         if outcome.id not in differ:

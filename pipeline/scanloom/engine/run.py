@@ -20,7 +20,13 @@ from typing import Any, Protocol
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine import case_progress, run_files
 from scanloom.engine.case.models import load_models
-from scanloom.engine.early_cases import EarlyCases, GrowingIndex, compare_early, may_begin_early
+from scanloom.engine.early_cases import (
+    ENOUGH_CASES,
+    EarlyCases,
+    GrowingIndex,
+    compare_early,
+    may_begin_early,
+)
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
@@ -435,7 +441,8 @@ class _Run(RunSteps):
             early = EarlyCases(growing, self.request, self.key, self.out, self.options.scope)
             if early.wait(stop):
                 self._early = self._noted = early
-                self.case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
+                file = self.save_workflow() / run_files.CASES_FILE
+                self.case_file = CaseFile(file, at_least=ENOUGH_CASES)
                 early.begin(self.case_file)
                 self._work_on(early, stop, stack)
             return growing.result()
