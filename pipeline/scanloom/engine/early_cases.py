@@ -103,7 +103,8 @@ class GrowingIndex:
         trace: TracebackType | None,
     ) -> None:
         self._abandoned = True
-        self._thread.join(_PATIENCE_S)
+        if kind is None or issubclass(kind, Exception):  # not for a second Ctrl-C
+            self._thread.join(_PATIENCE_S)
 
     def _run(self) -> None:
         try:
