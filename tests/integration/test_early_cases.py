@@ -20,7 +20,7 @@ import pytest
 from scanloom.cli.commands.run import status_line
 from scanloom.engine import early_cases
 from scanloom.engine import run as running
-from scanloom.engine.early_cases import EarlyCases, GrowingIndex, may_begin_early
+from scanloom.engine.early_cases import EarlyCase, EarlyCases, GrowingIndex, may_begin_early
 from scanloom.engine.monitor import StatusWriter
 from scanloom.engine.workflow.schema import make_workflow
 from scanloom.inference.engines.selection import LEAST_WINDOWS
@@ -382,3 +382,20 @@ def test_a_choice_among_the_series_of_a_study_waits_for_the_index(
 
 def test_a_choice_of_engines_has_enough_windows_early() -> None:
     assert early_cases.ENOUGH_CASES >= 2 * LEAST_WINDOWS
+
+
+def test_a_list_is_read_up_to_half_a_line(tmp_path: Path) -> None:
+    lines = [EarlyCase(name, name, "recipe", "stamp", "digest") for name in ("one", "two")]
+    path = tmp_path / early_cases.EARLY
+    early_cases._keep(path, lines)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with path.open("a") as file:
+        file.write('{"case": "thr')
+
+    assert list(early_cases._read(path)) == lines
+    path.write_text(path.read_text().replace("digest", "digest\n", 1))
+    assert list(early_cases._read(path)) == []
+
+    early_cases._keep(path, [])
+    assert not path.exists()
+    assert list(early_cases._read(path)) == []
