@@ -20,6 +20,7 @@ from scanloom.io.index.build import stored_index
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.failures import previous_failure
 from scanloom.io.output.layout import case_folder
+from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import OTHER_RECIPE, read_provenance
 from scanloom.io.system.regular_files import read_regular_file
@@ -52,14 +53,15 @@ def lacks_tables(out: Path) -> bool:
 def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     """Write tables of cases, and with the key `manifest`; return whether `manifest` was written.
 
-    The index of `out` and the workflow of its newest run are read. `damaged` is as in
-    `scanloom.engine.results.tables.write_tables`.
+    The index of `out` and the workflow of its newest run are read, and the ledger is made anew.
+    `damaged` is as in `scanloom.engine.results.tables.write_tables`.
 
     Raises
     ------
     ScanError, OSError
         If the workflow or a model is missing; if tables can't be written.
     """
+    Ledger(out).rebuild()
     index = None if key is None else stored_index(out, key_fingerprint(key))
     if key is None or index is None:
         tables.write_case_tables(out, damaged)

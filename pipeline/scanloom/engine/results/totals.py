@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from scanloom.io.system.atomic_write import atomic_write
 TOTALS = "totals.json"
 _SLOWEST_CASES = 5
 """Number of the slowest cases that are listed."""
+_ROWS_AT_ONCE = 100_000
+"""Rows of the manifest that are in memory at a time."""
 
 
 def write_totals(
@@ -53,9 +56,8 @@ def write_totals(
         If a file of the run can't be read or written.
     """
     folder = out / "runs" / status.run
-    entries = _read_log(folder / LOG)
-    steps, seconds = _times(out, case_folders(out), entries)
-    device = busy_share(entries)
+    steps, seconds = _times(out, _read_log(folder / LOG))
+    device = busy_share(_read_log(folder / LOG))
     done = status.done
     energy = sum(joules.values()) if joules else None
     cost = None
@@ -105,41 +107,47 @@ def busy_share(entries: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         `workers`, `busy_s`, `span_s` (summed over workers) and `busy_share`; None if no case
         acquired a device.
     """
-    by_worker: dict[str, list[Sequence[float]]] = defaultdict(list)
+    busy: dict[str, float] = defaultdict(float)
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
     for entry in entries:
-        if spans := entry.get("device"):
-            by_worker[entry.get("engine", "")] += spans
-    if not by_worker:
+        worker = entry.get("engine", "")
+        for begin, end in entry.get("device") or ():
+            busy[worker] += end - begin
+            first[worker] = min(begin, first.get(worker, begin))
+            last[worker] = max(end, last.get(worker, end))
+    if not busy:
         return None
-    busy = sum(end - begin for held in by_worker.values() for begin, end in held)
-    span = sum(max(e for _, e in held) - min(b for b, _ in held) for held in by_worker.values())
+    in_use = sum(busy.values())
+    span = sum(last[worker] - first[worker] for worker in busy)
     return {
-        "workers": len(by_worker),
-        "busy_s": round(busy, 3),
+        "workers": len(busy),
+        "busy_s": round(in_use, 3),
         "span_s": round(span, 3),
-        "busy_share": round(busy / span, 4) if span > 0 else 1.0,
+        "busy_share": round(in_use / span, 4) if span > 0 else 1.0,
     }
 
 
-def _read_log(path: Path) -> list[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-    except FileNotFoundError:
-        return []  # no case was worked on
+def _read_log(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a run's log; none if no case was worked on."""
+    with suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
 
 
 def _times(
-    out: Path, folders: Mapping[str, str], entries: Sequence[dict[str, Any]]
+    out: Path, entries: Iterator[dict[str, Any]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Return the seconds of each step over the run's published cases, and of each case."""
     steps: dict[str, dict[str, float]] = {}
     seconds: dict[str, float] = {}
+    folders: Mapping[str, str] | None = None  # not read for a run that did nothing
     for entry in entries:
         case = entry["case"]
         seconds[case] = sum(attempt["seconds"] for attempt in entry["tries"])
         if entry["reason"] is not None:
             continue
+        folders = case_folders(out) if folders is None else folders
         try:
             folder = case_folder(out, folders.get(case, case))
             timing = read_json(folder / TIMING)["steps"]
@@ -160,12 +168,14 @@ def _files(manifest: Path) -> dict[str, dict[str, int]]:
     """Return the count of files by outcome and reason."""
     from pyarrow import parquet
 
-    try:
-        table = parquet.read_table(manifest, columns=["outcome", "reason"])
-    except FileNotFoundError:
-        return {}
-    counted = table.group_by(["outcome", "reason"]).aggregate([([], "count_all")]).to_pylist()
+    counted: Counter[tuple[str, str]] = Counter()
+    with suppress(FileNotFoundError), parquet.ParquetFile(manifest) as file:
+        columns = ["outcome", "reason"]
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
+            counted.update(zip(*(batch[name].to_pylist() for name in columns), strict=True))
     files: dict[str, dict[str, int]] = defaultdict(dict)
-    for row in sorted(counted, key=lambda row: (row["outcome"], -row["count_all"], row["reason"])):
-        files[row["outcome"]][row["reason"]] = row["count_all"]
+    for (outcome, reason), count in sorted(
+        counted.items(), key=lambda item: (item[0][0], -item[1], item[0][1])
+    ):
+        files[outcome][reason] = count
     return dict(files)

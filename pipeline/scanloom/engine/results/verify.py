@@ -26,8 +26,9 @@ from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
 from scanloom.io.output.layout import CASES, case_folder, no_results, published_cases
+from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.measurements import escape_formula
-from scanloom.io.output.private import PRIVATE
+from scanloom.io.output.private import LEDGER, PRIVATE
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, read_lines
@@ -167,7 +168,7 @@ class Discrepancy:
 
 
 def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
-    """Compare each case with its SHA256SUMS and the audit trail, and the tables with the cases.
+    """Compare cases with their SHA256SUMS, audit trail and ledger, and the tables with the cases.
 
     Parameters
     ----------
@@ -201,6 +202,7 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
     yield from (Discrepancy("extra", p.relative_to(out).as_posix()) for p in folders.copies())
     yield from _verify_review(out)
     yield from _verify_trail(out, key)
+    yield from _verify_ledger(out)
     missing = (case_folder(out, name) for name in sorted(expected.difference(folders.names())))
     yield from (Discrepancy("missing", p.relative_to(out).as_posix()) for p in missing)
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
@@ -261,6 +263,14 @@ def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
                 if what["sums"] not in told[what["case"], what.get("revision", 0)]:
                     path = folder.relative_to(out).as_posix()
                     yield Discrepancy("changed", f"{path}: not the result that {name} tells")
+
+
+def _verify_ledger(out: Path) -> Iterator[Discrepancy]:
+    """Yield what the ledger says of other results than those in the folders."""
+    ledger, name = Ledger(out), f"{PRIVATE}/{LEDGER}"
+    if ledger.is_damaged:
+        yield Discrepancy("unreadable", name)
+    yield from (Discrepancy("changed", f"{name}, case {case}") for case in ledger.differences())
 
 
 def verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,7 +68,10 @@ def has_failed(out: Path, case_id: str) -> bool:
 
 def failed_cases(out: Path) -> set[str]:
     """Return the ids of the cases whose last attempt failed."""
-    return {path.stem for path in (out / FAILED).glob("*.json")}
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(out / FAILED) as entries:
+        names = (entry.name for entry in entries)
+        return {name.removesuffix(".json") for name in names if name.endswith(".json")}
+    return set()
 
 
 def previous_failure(out: Path, case_id: str, recipe: str, stamp: str) -> ScanError | None:

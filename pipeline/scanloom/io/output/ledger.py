@@ -190,10 +190,15 @@ class Ledger:
     ----------
     out : Path
         The output folder.
+
+    Attributes
+    ----------
+    is_damaged : bool
+        Whether the table can't be read. Then it holds nothing, and the next notes replace it.
     """
 
     def __init__(self, out: Path) -> None:
-        self._out, self._noted = out, list[PublishedCase]()
+        self._out, self._noted, self.is_damaged = out, list[PublishedCase](), False
         self._listed = list_folders(out)
         self._lookup = Lookup(self._listed["name"])
         self._names = self._lookup.column
@@ -247,6 +252,50 @@ class Ledger:
                 with locked_folder(private):
                     gather_published(private)
 
+    def differences(self) -> Iterator[str]:
+        """Yield the names of the cases whose folders hold something else than their rows say.
+
+        A source whose stamp was stored since is the same source.
+        """
+        import numpy as np
+
+        for place in np.flatnonzero(self._rows["recipe"].is_valid().to_numpy()).tolist():
+            name = self._names[place].as_py()
+            with suppress(*_DAMAGE):  # what is damaged can't be compared
+                row = PublishedCase.read(case_folder(self._out, name), name, 0)
+                if (row.recipe, row.source) != self._provenance(place)[:2]:
+                    yield name
+
+    def rebuild(self) -> None:
+        """Write the ledger anew from the folders, of which all are read.
+
+        Raises
+        ------
+        OSError
+            If it can't be written.
+        """
+        import pyarrow as pa
+
+        private = self._out / PRIVATE
+        if not private.is_dir():
+            return
+
+        def rows() -> Iterator[pa.Table]:
+            for listed in self._listed.to_batches(max_chunksize=_ROWS_AT_ONCE):
+                found = list[dict[str, object]]()
+                for each in listed.to_pylist():
+                    folder = case_folder(self._out, each["name"])
+                    with suppress(*_DAMAGE):
+                        read_provenance(folder)  # checks the files
+                        found.append(
+                            asdict(PublishedCase.read(folder, each["name"], each["inode"]))
+                        )
+                yield pa.Table.from_pylist(found, _schema())
+
+        with locked_folder(private):
+            write_private(private / LEDGER, lambda draft: write_groups(draft, _schema(), rows()))
+            (private / LEDGER_LINES).unlink(missing_ok=True)
+
     def _write_notes(self) -> None:
         private, noted = self._out / PRIVATE, self._noted
         self._noted = []
@@ -270,8 +319,12 @@ class Ledger:
                 merged = _merged(table, _last_rows(lines))
                 return rows_of_folders(self._listed, merged, _schema()).select(_PROVENANCE)
 
-        with suppress(*_DAMAGE):
+        try:
             return read_both(self._out / PRIVATE / LEDGER_LINES, read)
+        except PermissionError:
+            pass  # it is readable for its owner alone
+        except _DAMAGE:
+            self.is_damaged = True
         return rows_of_folders(self._listed, (), _schema()).select(_PROVENANCE)
 
     def _is_sample_right(self) -> bool:

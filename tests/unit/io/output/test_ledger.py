@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scanloom.core import Case, Outputs, ScanError, Series
+from scanloom.engine.results.verify import Discrepancy, verify
 from scanloom.io.output import ledger as ledger_module
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.json_file import write_document
@@ -272,6 +273,41 @@ def test_where_nothing_may_be_written_it_is_read(out: Path) -> None:
         (out / "private").chmod(0o700)
 
 
+def ledger_faults(out: Path) -> list[Discrepancy]:
+    return [each for each in verify(out) if "ledger" in each.file]
+
+
+def test_verify_names_what_the_ledger_says_wrongly(out: Path) -> None:
+    """Someone put another result into a folder, with sums and stamps that fit."""
+    assert ledger_faults(out) == []
+    publish(out, "d", "two")
+    shutil.copytree(out / "cases" / "d", out / "cases" / "b", dirs_exist_ok=True)
+    store_source_stamp(out / "cases" / "a", "u")  # its source was touched, no more
+    assert ledger_faults(out) == [Discrepancy("changed", "private/ledger.parquet, case b")]
+
+    ledger = Ledger(out)
+    ledger.rebuild()
+    assert ledger_faults(out) == []
+    assert Ledger(out).holds(case("b", "two"))
+
+
+def test_verify_names_a_ledger_that_can_not_be_read(out: Path) -> None:
+    gather(out)
+    table(out).write_bytes(b"PAR1")
+    assert ledger_faults(out) == [Discrepancy("unreadable", "private/ledger.parquet")]
+    Ledger(out).rebuild()
+    assert ledger_faults(out) == []
+    assert all(Ledger(out).holds(case(name)) for name in "abc")
+
+
+def test_a_damaged_case_is_not_in_a_new_ledger(out: Path) -> None:
+    (out / "cases" / "b" / "case.json").write_text("{}")
+    Ledger(out).rebuild()
+    assert pq.read_table(table(out))["name"].to_pylist() == ["a", "c"]
+    assert not lines(out).exists()
+    assert [Ledger(out).holds(case(name)) for name in "abc"] == [True, False, True]
+
+
 def test_an_unclaimed_folder_stays_unclaimed(tmp_path: Path) -> None:
     """As results that were put together by hand, without a key."""
     with CaseFolder(tmp_path, "a") as folder:
@@ -365,7 +401,12 @@ class Held:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("command", "limit"),
-    [("publish", 1 << 20), ("replace", 1 << 20), ("replace", 0), ("gather", 1 << 20)],
+    [
+        pytest.param("publish", 1 << 20, marks=pytest.mark.slow),
+        ("replace", 1 << 20),
+        pytest.param("replace", 0, marks=pytest.mark.slow),
+        ("gather", 1 << 20),
+    ],
 )
 def test_killed_at_any_moment_it_says_nothing_wrong(
     command: str, limit: int, tmp_path: Path
@@ -410,6 +451,7 @@ for n in range(15):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_several_who_publish_at_once_lose_no_row(tmp_path: Path) -> None:
     """Also of one case, which each replaces again and again; who reads meanwhile is not misled."""
