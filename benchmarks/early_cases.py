@@ -54,7 +54,10 @@ def measure(base: Path, archive: Path, first: str) -> list[Any]:
     folder = base / first
     model = write_tiny_bundle(folder / "bundles")
     workflow, out, notes = folder / "workflow.yaml", folder / "out", folder / "notes"
-    workflow.write_text(f"name: early\nmodels: [{model}]\nselect: {{modality: CT, choose: all}}\n")
+    workflow.write_text(
+        f"name: early\nmodels: [{model}]\nselect: {{modality: CT, choose: all}}\n"
+        "execution: {in_flight: 1}\n"
+    )
     environment = formula_environment(notes)
     (notes / "key").write_bytes(archive_index.KEY)
     command = [sys.executable, "-c", PROGRAM, first, "run", str(workflow), str(archive)]
