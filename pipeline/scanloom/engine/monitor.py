@@ -19,6 +19,7 @@ from typing import Any, Self
 from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
 from scanloom.engine.case_progress import FOLDER, read_progress
 from scanloom.engine.machine.devices import nvml_handles
+from scanloom.engine.outcomes import Outcome
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.atomic_write import check_replaceable
 from scanloom.io.system.disk_errors import output_error
@@ -44,7 +45,9 @@ class Status:
         Cases that were done by earlier runs.
     work, worked : int
         Cases that this run has to work on, and those of them that have ended. The others were done
-        before, or refused by their headers.
+        before, or refused by their headers. 0 while the archive is indexed.
+    indexed : int
+        Number of files in the index so far.
     done, skipped, ambiguous, failed : int
         Cases that this run finished. Series with invalid headers count as failed, series with
         several volumes to choose from as ambiguous.
@@ -78,6 +81,7 @@ class Status:
     before: int = 0
     work: int = 0
     worked: int = 0
+    indexed: int = 0
     done: int = 0
     skipped: int = 0
     ambiguous: int = 0
@@ -114,6 +118,11 @@ class Status:
             return cls(**known)
         except (TypeError, AttributeError) as exc:
             raise ValueError("status.json has invalid fields") from exc
+
+    @property
+    def begun(self) -> int:
+        """Number of cases on which this run has begun to work."""
+        return self.worked + len(self.in_flight)
 
     @property
     def ended(self) -> int:
@@ -231,6 +240,11 @@ class StatusWriter:
         with self._lock:
             self._status = replace(self._status, state=state)
 
+    def add_indexed(self, files: int) -> None:
+        """Record that more files are in the index."""
+        with self._lock:
+            self._status = replace(self._status, indexed=self._status.indexed + files)
+
     def start(self, case_id: str) -> None:
         """Record that a case was submitted."""
         with self._lock:
@@ -250,6 +264,19 @@ class StatusWriter:
                 **{outcome: getattr(status, outcome) + 1},
                 worked=status.worked + is_work,
                 remade=status.remade + (reason is None and record.updated),
+                reasons=dict(sorted(reasons.items())),
+            )
+
+    def withdraw(self, outcome: Outcome) -> None:
+        """Record that a case of this run that had ended is to be worked on again, or is none."""
+        with self._lock:
+            status, code = self._status, outcome.code
+            ended = outcome.reason.outcome if outcome.reason else "done"
+            reasons = Counter(status.reasons) - Counter([code] if code else ())
+            self._status = replace(
+                status,
+                **{ended: getattr(status, ended) - 1},
+                worked=status.worked - 1,
                 reasons=dict(sorted(reasons.items())),
             )
 
@@ -275,7 +302,7 @@ class StatusWriter:
             in_flight=in_flight,
             progress={name: dict(read) for name, read in known.items() if read},
             elapsed_s=round(now - self._began, 1),
-            left_s=round(remaining / rate, 1) if rate else None,
+            left_s=round(remaining / rate, 1) if rate and status.cases else None,
             per_hour=round(3600 * rate, 1) if rate else None,
             devices=_gpu_state(),
             moment=round(time.time(), 1),

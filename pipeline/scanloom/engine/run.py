@@ -10,16 +10,23 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine import case_progress, run_files
 from scanloom.engine.case.models import load_models
+from scanloom.engine.early_cases import (
+    ENOUGH_CASES,
+    EarlyCases,
+    GrowingIndex,
+    compare_early,
+    may_begin_early,
+)
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
@@ -190,7 +197,7 @@ def run(
             joules = meter.joules() if meter else None
             status = replace(status_writer.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
-            changed = bool(len(current.case_file) or current.damaged)
+            changed = bool(len(current.case_file) or current.damaged or current.has_changed)
             if options.bids and (changed or _is_outdated(options.out)):
                 write_bids(options.out, __version__, current.damaged)
             write_report(options.out, current.damaged, changed=changed)
@@ -234,6 +241,13 @@ def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOpti
 
         check_cluster(options.cluster, workflow.execution)
     return request
+
+
+class Noted(Protocol):
+    """Receives the outcomes of cases."""
+
+    def note(self, record: CaseRecord) -> None:
+        """Note the outcome of a case."""
 
 
 class RunSteps:
@@ -283,7 +297,7 @@ class RunSteps:
             remove_failure(self.out, name)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases)
         failed = sum(1 for _ in self._failed(cases))
-        ended, blocked, work = cases.ended, cases.blocked, len(cases.pending)
+        ended, blocked, work = cases.ended, cases.blocked, cases.work
         added = (work + ended + failed, ended - len(blocked), work)
         all_cases, before, to_run = (sum(pair) for pair in zip(self._planned, added, strict=True))
         self._planned = (all_cases, before, to_run)
@@ -339,7 +353,7 @@ class RunSteps:
         finally:  # the progress of its cases, which workers tell
             shutil.rmtree(progress, ignore_errors=True)
 
-    def end_case(self, case: Case, outcome: CaseOutcome, cases: RunCases) -> CaseRecord | None:
+    def end_case(self, case: Case, outcome: CaseOutcome, cases: Noted) -> CaseRecord | None:
         """Record the outcome of a case; one that was interrupted counts as never started: None.
 
         Raises
@@ -381,27 +395,26 @@ class _Run(RunSteps):
         self.timeline = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
-        scope = self.options.scope
-        index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
-        request, key, ledger = self.request, self.key, Ledger(self.out)
-        cases = RunCases.of_index(
-            index, request, key, self.out, scope, pending=case_file, ledger=ledger
-        )
-        case_file.sync()
-        self.cases, self.case_file, complete = cases, case_file, True
-        self.enter(cases)
-        if len(case_file) and not stop.is_set():
-            fan_out(self.out, len(case_file) * (scope.shard or (1, 1))[1])
-            self.timeline.began = time.monotonic()
-            with self.workers(case_file) as pool:
-                complete = dispatch_cases(
-                    case_file,
-                    pool,
-                    self._on_outcome,
-                    on_start=lambda case: self.status_writer.start(case.id),
-                    stop=stop,
-                )
+        self._early: EarlyCases | None = None
+        self._noted: Noted
+        self._pool: Pool | None = None
+        scope, request, key = self.options.scope, self.request, self.key
+        with ExitStack() as stack:
+            index = self._index(paths, stop, stack)
+            if self._early is None:
+                self.case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
+            case_file, made = self.case_file, self._compare_early(index)
+            ledger = Ledger(self.out)
+            cases = RunCases.of_index(
+                index, request, key, self.out, scope, pending=case_file, ledger=ledger, made=made
+            )
+            case_file.sync()
+            self.cases = self._noted = cases
+            complete = True
+            self.enter(cases)
+            if case_file.wait(0.0) and not stop.is_set():
+                fan_out(self.out, cases.work * (scope.shard or (1, 1))[1])
+                complete = self._work_on(case_file, stop, stack)
         # From here on the order decides: a mark needs the records of failed cases, and tables
         # need the marks
         self.status_writer.state("collecting")
@@ -418,8 +431,50 @@ class _Run(RunSteps):
         )
         return complete and not stop.is_set(), files
 
+    def _index(self, paths: Sequence[Path], stop: threading.Event, stack: ExitStack) -> Index:
+        """Build the index, and work meanwhile on cases of parts that are complete."""
+        build = partial(build_index, paths, self.key, self.out, archives=self.options.archives)
+        if not may_begin_early(self.request.workflow):
+            return build()
+        grown = GrowingIndex(lambda add: build(on_part=add), self.status_writer.add_indexed)
+        with grown as growing:
+            early = EarlyCases(growing, self.request, self.key, self.out, self.options.scope)
+            if early.wait(stop):
+                self._early = self._noted = early
+                file = self.save_workflow() / run_files.CASES_FILE
+                self.case_file = CaseFile(file, at_least=ENOUGH_CASES)
+                early.begin(self.case_file)
+                self._work_on(early, stop, stack)
+            return growing.result()
+
+    def _compare_early(self, index: Index) -> Callable[[str], CaseRecord | None]:
+        """Withdraw results of before the index was complete that it does not give."""
+        outcomes = () if self._early is None else self._early.outcomes
+        compared = compare_early(index, self.key, self.out, self.options.scope, outcomes, self.name)
+        for outcome in compared.void:
+            self.status_writer.withdraw(outcome)
+            self.timeline.published.pop(outcome.id, None)
+        run_files.drop_from_log(self.folder, {outcome.id for outcome in compared.void})
+        self.has_changed = bool(compared.withdrawn)
+        return compared.record()
+
+    def _work_on(
+        self, cases: Iterable[Case | None], stop: threading.Event, stack: ExitStack
+    ) -> bool:
+        """Dispatch cases to the workers, which start with the first ones."""
+        if self._pool is None:
+            self.timeline.began = time.monotonic()
+            self._pool = stack.enter_context(self.workers(self.case_file))
+        return dispatch_cases(
+            cases,
+            self._pool,
+            self._on_outcome,
+            on_start=lambda case: self.status_writer.start(case.id),
+            stop=stop,
+        )
+
     def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
         if outcome.record is not None:
             self.case_file.remove(case.id)
             self.timeline.note(outcome)
-        self.end_case(case, outcome, self.cases)
+        self.end_case(case, outcome, self._noted)

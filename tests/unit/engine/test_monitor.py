@@ -16,6 +16,7 @@ from scanloom.core import CaseRecord, Reason
 from scanloom.core.timing import WindowCount
 from scanloom.engine.case_progress import FOLDER, CaseProgress
 from scanloom.engine.monitor import Status, StatusWriter, final_status
+from scanloom.engine.outcomes import Outcome
 from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 from support import engine_models as em
 from support.commands import scanloom, write_tiny_bundle
@@ -38,6 +39,23 @@ def test_status_counts_cases_by_outcome(tmp_path: Path) -> None:
     assert now.per_hour
     assert now.left_s == pytest.approx(4 * now.elapsed_s / 3, abs=1.0)
     assert Status.read(tmp_path).state == "done"
+
+
+def test_a_case_that_does_not_hold_was_never_counted(tmp_path: Path) -> None:
+    status_writer = StatusWriter("run", tmp_path, period=10.0)
+    status_writer.add_indexed(7)
+    for name, reason in (("a", None), ("b", Reason.CRASHED), ("c", Reason.CRASHED)):
+        status_writer.start(name)
+        status_writer.finish(CaseRecord(name, reason, "", (), None))
+    before = status_writer.now()
+    assert (before.state, before.indexed, before.begun, before.left_s) == ("indexing", 7, 3, None)
+
+    status_writer.withdraw(Outcome("a", "", ""))
+    status_writer.withdraw(Outcome("b", "CRASHED", ""))
+    now = status_writer.now()
+    status_writer.close("done")
+
+    assert (now.done, now.failed, now.worked, now.reasons) == (0, 1, 1, {"CRASHED": 1})
 
 
 def test_the_status_has_windows_of_cases_in_flight(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from scanloom.cli.commands.fetch import SourceOptions, fetch_wanted
 from scanloom.cli.commands.fetch import show as show_fetched
 from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.commands.plan import compared_rows
-from scanloom.cli.commands.status import in_words, status_table, totals_table
+from scanloom.cli.commands.status import in_words, indexing_line, status_table, totals_table
 from scanloom.cli.console import (
     Exit,
     console,
@@ -284,6 +284,8 @@ def status_line(now: Status) -> str:
     """Return the progress of a run in a line, of the cases that it works on; "" before them."""
     from scanloom.core import counted, format_duration
 
+    if indexing := indexing_line(now):
+        return f"{now.state}: {indexing}"
     if not now.work:
         return ""
     parts = [f"{now.state}: {now.worked} of {counted(now.work, 'case')}"]

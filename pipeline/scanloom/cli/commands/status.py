@@ -179,6 +179,8 @@ def status_table(status: Status) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     cause = f" ({status.reason})" if status.reason else ""
     table.add_row("run", f"{status.run}: {status.state}{cause}")
+    if now_indexing := indexing_line(status):
+        table.add_row("progress", now_indexing)
     if status.work:
         table.add_row("progress", f"{status.worked} of {counted(status.work, 'case')} to run")
     table.add_row(
@@ -209,6 +211,15 @@ def status_table(status: Status) -> RenderableType:
         advice = Reason[reason].advice if reason in Reason.__members__ else ""
         table.add_row(reason, f"{count}  {advice}".rstrip())
     return table
+
+
+def indexing_line(status: Status) -> str:
+    """Return the progress of a run whose index is not complete; "" if it is."""
+    from scanloom.core import counted
+
+    if status.state != "indexing" or not status.indexed:
+        return ""
+    return f"{counted(status.indexed, 'file')} so far; {counted(status.begun, 'case')} begun"
 
 
 def in_words(progress: Mapping[str, Any] | None) -> str:

@@ -36,6 +36,8 @@ from scanloom.io.system.archives import MEMBER_SEPARATOR
 SOURCES_AT_ONCE = 10_000
 """Rows that become part of the crosswalk together."""
 
+Made = Callable[[str], CaseRecord | None]
+"""Returns how a case ended in this run, by its id; None if it was not worked on yet."""
 Candidates = Callable[[Leave, Leave], Iterator[tuple[Inputs, Case]]]
 """Yields the cases that a workflow selects, without files; hands over series that it leaves out,
 and, to the second function, those that can't be opened."""
@@ -58,6 +60,8 @@ class RunCases:
         Returns a case with its files. A case that is not pending needs none.
     ledger : Ledger or None
         Knows current results without a look at their folders; for many cases.
+    made : callable
+        Returns the outcome of a case on which this run has worked already, by its id; else None.
 
     Attributes
     ----------
@@ -77,6 +81,8 @@ class RunCases:
         Number of different cases, also of other shards.
     refused : int
         Number of series that failed by their headers, so that they are no cases.
+    work : int
+        Number of cases of this run: pending ones, and those on which it has worked already.
     """
 
     def __init__(
@@ -88,7 +94,9 @@ class RunCases:
         pending: list[Case] | CaseFile | None = None,
         complete: Callable[[Inputs, Case], Case] = lambda _, case: case,
         ledger: Ledger | None = None,
+        made: Made = lambda _: None,
     ) -> None:
+        self._made, self._since = made, pending.end if isinstance(pending, CaseFile) else 0
         self._out, self._scope, self._cards = out, scope, cards
         self._candidates, self._complete, self._ledger = candidates, complete, ledger
         self._folders = crosswalk.case_folders(out)
@@ -99,7 +107,7 @@ class RunCases:
         self.entries: dict[str, IndexedSeries] = {}
         self.copies: list[Case] = []
         self.endings, self.left_out = Outcomes(), Outcomes()
-        self.selected = self.total = self.refused = 0
+        self.selected = self.total = self.refused = self.work = 0
 
     @classmethod
     def of_index(
@@ -112,6 +120,7 @@ class RunCases:
         series: Sequence[IndexedSeries] | None = None,
         pending: list[Case] | CaseFile | None = None,
         ledger: Ledger | None = None,
+        made: Made = lambda _: None,
     ) -> RunCases:
         """Return the cases of an index, or of some of its series, that a request selects."""
         all_series = index.series if series is None else series
@@ -129,6 +138,7 @@ class RunCases:
             pending,
             lambda inputs, case: with_files(index, inputs, case),
             ledger,
+            made,
         )
         ambiguous = run_cases.compare(_shared_ids(all_series), key)
         if ambiguous:
@@ -170,6 +180,11 @@ class RunCases:
         if reason is None or reason.subject == "result":
             folder = case_folder(self._out, self._folders.get(entry.id) or entry.id)
         return CaseRecord(entry.id, reason, entry.detail, (), folder)
+
+    def cases(self) -> Iterator[Case]:
+        """Yield the pending cases."""
+        pending = self.pending
+        return pending.cases(self._since) if isinstance(pending, CaseFile) else iter(pending)
 
     def has(self, case: str) -> bool:
         """Return whether a case is one of the shard's."""
@@ -234,7 +249,8 @@ class RunCases:
 
     def _take(self, inputs: Inputs, case: Case, failed: list[Outcome]) -> bool:
         """Take a case of the shard; return whether it is pending. It may turn out to be none."""
-        record = self._earlier_outcome(case)
+        made = self._made(case.id)
+        record = made or self._earlier_outcome(case)
         if record is None:
             try:
                 case = self._complete(inputs, case)
@@ -244,6 +260,7 @@ class RunCases:
             self.pending.append(case)
             if isinstance(self.pending, list):
                 self.entries[case.id] = inputs[0]
+        self.work += made is not None or record is None
         self.total += 1
         self.selected += 1
         self._ids.add(case.id)
@@ -253,7 +270,8 @@ class RunCases:
             self._series[case.id] = series
         if record is None:
             return True
-        self._ended.append(_outcome(case.id, record))
+        if made is None:
+            self._ended.append(_outcome(case.id, record))
         self.note(record)
         return False
 
@@ -344,11 +362,18 @@ def _shared_ids(series: Iterable[IndexedSeries]) -> frozenset[int]:
 
 def record_sources(out: Path, fingerprint: str, cases: RunCases) -> None:
     """Add the pending cases to the crosswalk, and further copies of their files."""
-    pending = cases.pending.cases() if isinstance(cases.pending, CaseFile) else cases.pending
-    sources = (
-        crosswalk.source_from_series(case.series, case.id)
-        for case in itertools.chain(pending, cases.copies)
+    add_sources(
+        out,
+        fingerprint,
+        (
+            crosswalk.source_from_series(case.series, case.id)
+            for case in itertools.chain(cases.cases(), cases.copies)
+        ),
     )
+
+
+def add_sources(out: Path, fingerprint: str, sources: Iterator[crosswalk.SourceRecord]) -> None:
+    """Add sources to the crosswalk, many at a time."""
     while batch := list(itertools.islice(sources, SOURCES_AT_ONCE)):
         with private_folder(out, fingerprint) as private:
             crosswalk.add_sources(private, batch)

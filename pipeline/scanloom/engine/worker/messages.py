@@ -162,6 +162,8 @@ class CaseFile:
         It is emptied.
     expected : int or None
         Number of cases that a service expects, which its length is; None for that of the cases.
+    at_least : int
+        Number of cases that will come for sure, as its length at first.
 
     Raises
     ------
@@ -172,8 +174,9 @@ class CaseFile:
     LONGEST_BYTES = 1 << 26
     """Beyond that, the file of a service is emptied as soon as no case is in work."""
 
-    def __init__(self, path: Path, expected: int | None = None) -> None:
+    def __init__(self, path: Path, expected: int | None = None, at_least: int = 0) -> None:
         self.path, self._expected, self._count = path, expected, 0
+        self._at_least = at_least
         self._offsets: dict[str, int] = {}
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         self._next = self._end = 0  # offsets of the case to be given, and behind the last one
@@ -213,9 +216,15 @@ class CaseFile:
                 self._next = file.tell()
             return case
 
-    def cases(self) -> Iterator[Case]:
-        """Yield all cases, whether they were given or not."""
+    @property
+    def end(self) -> int:
+        """The offset behind the last case."""
+        return self._end
+
+    def cases(self, start: int = 0) -> Iterator[Case]:
+        """Yield all cases from an offset on, whether they were given or not."""
         with self.path.open("rb") as file:
+            file.seek(start)
             yield from map(from_json, file)
 
     def sync(self) -> None:
@@ -231,7 +240,7 @@ class CaseFile:
         del self._offsets[case_id]
 
     def __len__(self) -> int:
-        return self._count if self._expected is None else self._expected
+        return max(self._count, self._at_least) if self._expected is None else self._expected
 
     @staticmethod
     def read(path: Path, offset: int) -> Case:

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +59,15 @@ logger = logging.getLogger(__name__)
 
 INDEX_NAME = "index.parquet"
 _LINKED = "\0"  # stands for the folder of linked files, which come last
+
+PartName = tuple[str, str]
+"""Name of a stored part, and its first folder."""
+OnPart = Callable[[PartName, int], None]
+"""Receives each part as it is stored, and the number of its files."""
+
+
+def _ignore_part(part: PartName, files: int) -> None:
+    """Wait for the whole index."""
 
 
 class IndexedFile(NamedTuple):
@@ -184,6 +193,7 @@ def build_index(
     *,
     processes: int | None = None,
     archives: bool = False,
+    on_part: OnPart = _ignore_part,
 ) -> Index:
     """List all files at some paths, inspect new and changed ones, and store the index.
 
@@ -199,6 +209,8 @@ def build_index(
         Number of processes for many files; None for one per core.
     archives : bool
         Whether to search archives inside folders.
+    on_part : callable
+        Called when a part is stored, also if it was before.
 
     Raises
     ------
@@ -208,12 +220,13 @@ def build_index(
     """
     fingerprint = key_fingerprint(key)
     if out is None:
-        return _built(_store_in_cache(paths), FileWalk(paths, archives=archives), key, processes)
+        walk = FileWalk(paths, archives=archives)
+        return _built(_store_in_cache(paths), walk, key, processes, on_part)
     check_key(out, fingerprint)
     check_foreign_entries(out)  # the index claims it
     walk = FileWalk(paths, out, archives=archives)
     try:
-        return _built(_store_in_output(out, fingerprint), walk, key, processes)
+        return _built(_store_in_output(out, fingerprint), walk, key, processes, on_part)
     except OSError as exc:
         error = output_error(exc, "the index")
         raise ScanError(error.reason, error.detail, str(out)) from exc
@@ -254,7 +267,37 @@ def cached_index_path(paths: Sequence[Path | str]) -> Path:
     return folder / f"{digest}.parquet"
 
 
-def _built(store: Store, walk: FileWalk, key: bytes, processes: int | None = None) -> Index:
+def index_of_part(out: Path, part: PartName, key: bytes) -> Index:
+    """Return the index of a part of an output folder's index as if there were no other one.
+
+    Its catalogue is in memory.
+
+    Raises
+    ------
+    Exception
+        One of `scanloom.io.index.storage.read_errors` if the part can't be read.
+    """
+    store, fingerprint = Store(out / PRIVATE / INDEX_NAME), key_fingerprint(key)
+    with closing(HeaderWorkers(1)) as workers:
+        merge_parts([part], "", store, fingerprint, key, workers)
+    stored = read_catalogue(store, fingerprint)
+    if stored is None:
+        raise OSError("the catalogue of a part can't be read")
+    return Index(stored[1], 0, store, stored[0])
+
+
+def ids_of_part(out: Path, part: PartName) -> list[str]:
+    """Return the IDs of the series of a part; errors as `index_of_part`."""
+    return StoredPart(Store(out / PRIVATE / INDEX_NAME), part[0]).ids()
+
+
+def _built(
+    store: Store,
+    walk: FileWalk,
+    key: bytes,
+    processes: int | None = None,
+    on_part: OnPart = _ignore_part,
+) -> Index:
     """Read new and changed parts, and put all parts together unless they are unchanged.
 
     Other processes may do the same at the same time: each part is read, and the catalogue made, by
@@ -267,7 +310,7 @@ def _built(store: Store, walk: FileWalk, key: bytes, processes: int | None = Non
         closing(Claims(store.make_folder())) as claims,
         closing(HeaderWorkers(processes or core_count())) as workers,
     ):
-        builder = _Builder(store, key, workers, claims, earlier)
+        builder = _Builder(store, key, workers, claims, earlier, on_part)
         builder.add(walk.folders())
         builder.add([(_LINKED, walk.links(builder.paths_with))])
         digest = builder.digest()
@@ -311,7 +354,9 @@ class _Builder:
         workers: HeaderWorkers,
         claims: Claims,
         earlier: Iterable[tuple[str, str]],
+        on_part: OnPart,
     ) -> None:
+        self._on_part = on_part
         self._store, self._key, self._workers, self._claims = store, key, workers, claims
         self._fingerprint = key_fingerprint(key)
         self._starts: dict[str, list[str]] = {}
@@ -388,6 +433,8 @@ class _Builder:
         self._known = KnownFiles()
         if part is None:
             self._unread[name] = unread
+        else:
+            self._on_part((name, first), len(entries))
         return ()
 
     def _look_again(self) -> None:
@@ -395,6 +442,7 @@ class _Builder:
         for name, unread in list(self._unread.items()):
             if self._read(name, unread) is not None:
                 del self._unread[name]
+                self._on_part((name, dict(self.parts)[name]), len(unread.entries))
 
     def _read(self, name: str, unread: _Unread, *, wait: bool = False) -> StoredPart | None:
         """Return a part, read if it is not stored yet; None if another process is reading it.

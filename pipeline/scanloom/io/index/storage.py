@@ -368,6 +368,11 @@ class StoredPart:
         table = self._series_columns("key", "slices")
         return (table.filter(table.column(1)) if with_slices else table).column(0)
 
+    def ids(self) -> list[str]:
+        """Return the ID of each series."""
+        ids: list[str] = self._series_columns("id").column(0).to_pylist()
+        return ids
+
     def series(self) -> list[IndexedSeries]:
         """Return the series that the files form without other parts."""
         return list(_series_rows(self._series_columns(*_SERIES_COLUMNS)))

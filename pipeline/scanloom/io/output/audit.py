@@ -32,7 +32,16 @@ from scanloom.io.system.regular_files import open_link_free, read_regular_file
 
 AUDIT = "audit.jsonl"
 Event = Literal[
-    "segmented", "corrected", "judged", "viewed", "exported", "received", "sent", "asked", "fetched"
+    "segmented",
+    "corrected",
+    "withdrawn",
+    "judged",
+    "viewed",
+    "exported",
+    "received",
+    "sent",
+    "asked",
+    "fetched",
 ]
 
 _TAIL_BYTES = 1 << 16

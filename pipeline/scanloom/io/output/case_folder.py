@@ -206,6 +206,27 @@ class CaseFolder:
                 folder.rmdir()
 
 
+def withdraw(out: Path, name: str, audit: AuditTrail) -> None:
+    """Remove a published case at once, after a line in the audit trail; none without it.
+
+    Raises
+    ------
+    OSError
+        If it can't be removed.
+    """
+    folder = case_folder(out, name)
+    if not folder.is_dir():
+        return
+    with suppress(ValueError, LookupError):  # a damaged result has no line
+        _, told = result_line(folder)
+        audit.append("withdrawn", {"case": told["case"], "sums": told["sums"]})
+    # As a folder that is being built: the next start removes it, and never takes it for a result
+    removed = make_work_folder(out) / str(WorkEntry.of_this_process(name))
+    folder.rename(removed)
+    fsync_path(folder.parent)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
 def _provenance(folder: Path) -> ResultProvenance | None:
     """Return the recipe and source hash of a case, or None if the case is damaged."""
     try:

@@ -77,6 +77,16 @@ def test_a_function_is_called_in_the_other_process(tmp_path: Path) -> None:
     assert [model.card.name for model in call()] == ["threshold"]
 
 
+def test_a_file_of_cases_tells_how_many_come_for_sure(tmp_path: Path) -> None:
+    file = CaseFile(tmp_path / "cases.jsonl", at_least=2)
+    lengths = []
+    for name in ("one", "two", "three"):
+        lengths.append(len(file))
+        file.append(replace(CASE, id=name))
+
+    assert [*lengths, len(file)] == [2, 2, 2, 3]
+
+
 @pytest.mark.parametrize("function", [lambda: (), em.Threshold.predict, partial(lambda: ())])
 def test_a_function_that_is_not_at_the_top_of_a_module_is_refused(function: Any) -> None:
     with pytest.raises(TypeError, match="top level"):
@@ -93,6 +103,8 @@ def test_cases_that_come_one_by_one_are_read_at_their_offsets(
     for case in (first, second):
         file.append(case)
     assert list(file) == list(file.cases()) == [first, second]
+    assert list(file.cases(file.offset("two"))) == [second]
+    assert list(file.cases(file.end)) == []
     assert not file.wait(0.0)
     assert [CaseFile.read(file.path, file.offset(c.id)) for c in (first, second)] == [first, second]
 

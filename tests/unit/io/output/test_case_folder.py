@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,13 +16,15 @@ import pytest
 from scanloom.core import Case, Outputs, ScanError, Series
 from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.index.build import build_index
-from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.audit import AuditTrail, read_trail
+from scanloom.io.output.case_folder import CaseFolder, withdraw
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.layout import case_folder, fan_out
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, result_state
 from scanloom.io.output.work_folder import (
     HANDSHAKE_PREFIX,
+    WorkEntry,
     clean_up,
     open_output,
     process_file_name,
@@ -58,6 +61,31 @@ def standing(out: Path, recipe: str, source: str = "s", *, replace: bool = False
 
 def files(out: Path) -> set[str]:
     return {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+
+
+def test_a_withdrawn_result_never_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even of a process that was killed before it was deleted."""
+    trail = AuditTrail(tmp_path, bytes(32))
+    folder = publish(tmp_path)
+    document = {"case": CASE, "recipe": "one", "source": {"hash": "s"}, "models": []}
+    write_document(folder / "case.json", document)
+    monkeypatch.setattr(WorkEntry, "is_abandoned", lambda *_: True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        withdraw(tmp_path, CASE, trail)
+    assert not folder.exists()
+    assert len(list((tmp_path / ".work").iterdir())) == 1
+    open_output(tmp_path, KEY)
+
+    assert not folder.exists()
+    assert not list((tmp_path / ".work").iterdir())
+    [line] = read_trail(tmp_path, bytes(32))
+    assert (line["event"], line["case"]) == ("withdrawn", CASE)
+    withdraw(tmp_path, CASE, trail)  # there is none
+    assert len(list(read_trail(tmp_path, bytes(32)))) == 1
 
 
 @both_layouts

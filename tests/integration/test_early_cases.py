@@ -1,0 +1,401 @@
+"""Cases that begin while the index grows leave the output folder as if it had been there before."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from scanloom.cli.commands.run import status_line
+from scanloom.engine import early_cases
+from scanloom.engine import run as running
+from scanloom.engine.early_cases import EarlyCase, EarlyCases, GrowingIndex, may_begin_early
+from scanloom.engine.monitor import StatusWriter
+from scanloom.engine.workflow.schema import make_workflow
+from scanloom.inference.engines.selection import LEAST_WINDOWS
+from scanloom.io.index import parts
+from scanloom.io.index.build import Index, build_index
+from scanloom.io.output import crosswalk
+from support import engine_models as em
+from support.commands import scanloom
+from support.make_run import Runs
+from support.write_dicom import Words, noise, write_series
+
+WHOLE, GOES_ON, BESIDE, DOUBTED, OTHER, SEVERAL = range(3000, 3006)
+TWICE, ELSEWHERE, LAST = range(3010, 3013)
+EARLY = {WHOLE, GOES_ON, BESIDE, DOUBTED, OTHER, SEVERAL, TWICE, em.RAISE}
+"""Brightest voxels of the scans that begin before the index is complete: more than those that
+are whole."""
+
+
+def draw(
+    folder: Path, brightest: int, *, name: str = "", study: str = "", slices: int = 4
+) -> list[Path]:
+    stored = noise((12, 10, slices), brightest) % 900
+    stored[3:6, 3:6, 1:3] = brightest + 1024
+    seed = name or str(brightest)
+    words = Words("MR" if brightest == LAST else "CT", seed, study or f"study {seed}")
+    return write_series(folder, stored, words=words)
+
+
+def draw_volume(path: Path, brightest: int) -> None:
+    values = np.full((12, 10, 4), -1000, np.int16)
+    values[3:6, 3:6, 1:3] = brightest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(values, np.eye(4)), path)
+
+
+def move(files: list[Path], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for file in files:
+        file.rename(folder / file.name)
+
+
+def draw_archive(root: Path) -> None:
+    """Each folder is a part of its own."""
+    draw(root / "a" / "whole", WHOLE)
+    draw(root / "b" / "fails", em.RAISE)
+    move(draw(root / "c" / "goes on", GOES_ON, slices=6)[3:], root / "z" / "goes on")
+    # A file of the first folder's study that can't be read, so that its result has a flag
+    damaged = draw(root / "d" / "2", DOUBTED, name="damaged", study="study doubted")
+    draw(root / "d" / "1", DOUBTED, study="study doubted")
+    for file in damaged[1:]:
+        file.unlink()
+    damaged[0].write_bytes(damaged[0].read_bytes()[:700])
+    # One between the two folders of a series, which is refused for it
+    slices = draw(root / "e" / "1", BESIDE, slices=6)
+    move(slices[3:], root / "e" / "3")
+    (root / "e" / "2").mkdir()
+    (root / "e" / "2" / slices[0].name).write_bytes(slices[0].read_bytes()[:700])
+    draw(root / "f" / "uid", OTHER)
+    draw(root / "y" / "uid", ELSEWHERE, name=str(OTHER), study="another study")
+    draw(root / "g" / "uid", SEVERAL)
+    draw(root / "y" / "same uid", ELSEWHERE, name=str(SEVERAL))
+    draw_volume(root / "h" / "one.nii", TWICE)
+    draw_volume(root / "x" / "copy.nii", TWICE)
+    draw_volume(root / "x" / "other" / "scan.nii", WHOLE + 500)
+    draw(root / "y" / "gap", WHOLE + 501)[1].unlink()
+    draw(root / "z" / "mr", LAST)
+
+
+def in_small_parts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(parts, "PART_FILES", 1)
+    for module in (early_cases, running):
+        patch.setattr(module, "ENOUGH_CASES", 1)
+
+
+class Pace:
+    """Lets an index go on only when all cases of its parts so far have begun."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._stored = self._taken = self._waits = 0
+        self._changed = threading.Condition()
+        take, find = GrowingIndex.next_part, EarlyCases._find
+
+        def next_part(growing: GrowingIndex, wait_s: float = 0.0) -> Any:
+            part = take(growing, wait_s)
+            with self._changed:
+                self._taken += part is not None
+            return part
+
+        def find_one(cases: EarlyCases, wait_s: float = 0.0) -> Any:
+            found = find(cases, wait_s)
+            if found is None:
+                with self._changed:
+                    self._waits = self._taken
+                    self._changed.notify_all()
+            return found
+
+        def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
+            def add(part: Any, files: int) -> None:
+                on_part(part, files)
+                self._stored += 1
+                with self._changed:
+                    assert self._changed.wait_for(lambda: self._waits == self._stored, 60)
+
+            return build_index(*arguments, on_part=add, **more)
+
+        patch.setattr(GrowingIndex, "next_part", next_part)
+        patch.setattr(EarlyCases, "_find", find_one)
+        patch.setattr(running, "build_index", build)
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """Return all files of results, failures and tables."""
+    folders = ("cases", "failed")
+    files = [path for name in folders for path in (out / name).rglob("*") if path.is_file()]
+    files += [path for path in out.iterdir() if path.suffix in (".csv", ".parquet")]
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in files
+        if path.name != "timing.json"
+    }
+
+
+def accounts(runs: Runs) -> dict[str, Any]:
+    """Return what the last run says of itself, without times."""
+    folder = max((runs.out / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+    status = json.loads((folder / "status.json").read_text())
+    totals = json.loads((folder / "totals.json").read_text())
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    counts = ("cases", "before", "work", "worked", "done", "skipped", "ambiguous", "failed")
+    return {
+        "status": {name: status[name] for name in (*counts, "remade", "reasons", "state")},
+        "totals": {name: totals[name] for name in ("cases", "reasons", "files", "state")},
+        "steps": set(totals["steps"]),
+        "log": sorted((line["case"], line["reason"], line["remade"]) for line in log),
+    }
+
+
+def sources(out: Path) -> list[str]:
+    """Return what the crosswalk has of each case and series."""
+    rows = crosswalk.latest_by_id(crosswalk._rows(crosswalk._read(out))).values()
+    return sorted(map(str, rows))
+
+
+def index_first(runs: Runs, patch: pytest.MonkeyPatch) -> tuple[Any, dict[str, bytes], Any, Any]:
+    """Run in another output folder that is indexed first; return all that can be compared."""
+    out, runs.out = runs.out, runs.folder / "first"
+    with patch.context() as context:
+        context.setattr(running, "may_begin_early", lambda _: False)
+        ended = runs()
+    result = (ended.code, content(runs.out), accounts(runs), sources(runs.out))
+    runs.out = out
+    return result
+
+
+@pytest.fixture
+def small(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    draw_archive(runs.archive)
+    runs.write("modality: CT, choose: all", "policy: {modality: CT}\n")
+    in_small_parts(monkeypatch)
+    return runs
+
+
+def test_the_output_is_that_of_a_run_that_indexes_first(
+    small: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, files, counted, origins = index_first(small, monkeypatch)
+    (small.notes / "starts").unlink()
+    withdrawn = []
+    remove = early_cases.withdraw
+    monkeypatch.setattr(
+        early_cases, "withdraw", lambda *told: (withdrawn.append(told[1]), remove(*told))
+    )
+    Pace(monkeypatch)
+
+    ended = small()
+
+    assert ended.code == code == 1, ended.err
+    assert content(small.out) == files
+    assert accounts(small) == counted
+    assert sources(small.out) == origins
+    assert set(small.started) == EARLY | {ELSEWHERE, WHOLE + 500}
+    assert len(withdrawn) == len({GOES_ON, BESIDE, DOUBTED, SEVERAL, TWICE})
+    assert small.started[TWICE] == small.started[GOES_ON] == 2
+    assert not list((small.out / "private").rglob(early_cases.EARLY))
+    assert scanloom("verify", small.out).code == 0
+
+    begun = small.started
+    again = small()
+
+    assert (again.code, again.document["status"]["done"]) == (1, 0)
+    assert small.started - begun == {em.RAISE: 1}  # a fault that another try may not have
+    assert content(small.out) == files
+
+
+def test_the_first_case_ends_before_the_last_part_is_read(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw(runs.archive / "1", WHOLE)
+    draw(runs.archive / "2", GOES_ON)
+    runs.write("modality: CT, choose: all")
+    in_small_parts(monkeypatch)
+    ended = threading.Event()
+    finish, lines = StatusWriter.finish, []
+
+    def note(status_writer: StatusWriter, record: Any) -> None:
+        finish(status_writer, record)
+        lines.append(status_line(status_writer.now()))
+        ended.set()
+
+    def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
+        def add(part: Any, files: int) -> None:
+            if part[1].endswith("2"):
+                assert ended.wait(60)
+            on_part(part, files)
+
+        return build_index(*arguments, on_part=add, **more)
+
+    setups = []
+    setup = running.WorkerSetup
+    monkeypatch.setattr(StatusWriter, "finish", note)
+    monkeypatch.setattr(running, "build_index", build)
+    monkeypatch.setattr(
+        running, "WorkerSetup", lambda *a, **more: setups.append(a) or setup(*a, **more)
+    )
+
+    done = runs()
+
+    assert done.code == 0, done.err
+    assert lines[0] == "indexing: 4 files so far; 1 case begun"
+    [(_, load)] = setups
+    assert load.args[4] == 1  # of several cases, an engine would be measured
+    assert len(runs.cases()) == 2
+
+
+@pytest.mark.thorough
+def test_an_index_that_fails_ends_the_run_and_its_results_stay(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run withdraws what does not hold."""
+    draw(runs.archive / "1", WHOLE)
+    move(draw(runs.archive / "2", GOES_ON, slices=6)[3:], runs.archive / "3")
+    runs.write("modality: CT, choose: all")
+    in_small_parts(monkeypatch)
+    ended = threading.Event()
+    note = EarlyCases.note
+
+    def noted(cases: EarlyCases, record: Any) -> None:
+        note(cases, record)
+        if len(list(cases.outcomes)) == 2:
+            ended.set()
+
+    def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
+        def add(part: Any, files: int) -> None:
+            if part[1].endswith("3"):
+                assert ended.wait(60)
+                raise OSError(28, "no space")
+            on_part(part, files)
+
+        return build_index(*arguments, on_part=add, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EarlyCases, "note", noted)
+        patch.setattr(running, "build_index", build)
+        failed = runs()
+    assert failed.code == 74, failed.err
+    assert failed.document["error"]["code"] == "DISK_FULL"
+    assert len(runs.cases()) == 2
+    [listed] = (runs.out / "private").rglob(early_cases.EARLY)
+
+    done = runs()
+
+    assert done.code == 0, done.err
+    status = done.document["status"]
+    assert (status["before"], status["done"], status["remade"]) == (1, 1, 0)
+    assert runs.started == {WHOLE: 1, GOES_ON: 2}
+    assert not listed.exists()
+
+
+KILLED = """
+import os, sys, time
+from scanloom.engine import early_cases, run
+from scanloom.io.index import parts
+from scanloom.cli.main import main
+from support import engine_models
+parts.PART_FILES = early_cases.ENOUGH_CASES = 1
+build = run.build_index
+def slowly(*arguments, on_part, **more):
+    def add(part, files):
+        on_part(part, files)
+        time.sleep(0.2)
+    return build(*arguments, on_part=add, **more)
+run.build_index = slowly
+run.load_models = engine_models.formula_models
+print("imported", flush=True)
+main()
+"""
+
+
+@pytest.mark.slow
+def test_killed_runs_leave_what_an_undisturbed_one_does(
+    small: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, files, _, origins = index_first(small, monkeypatch)
+    command = [sys.executable, "-c", KILLED, "run", str(small.workflow), str(small.archive)]
+    command += ["--out", str(small.out), "--cluster", "none", "-q"]
+    chance, listed = random.Random(42), 0
+    for _ in range(10):
+        shutil.rmtree(small.out / "private" / "index", ignore_errors=True)  # all of it is slow
+        process = subprocess.Popen(
+            command, env=small.environment, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0.5, 12.0))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        listed += bool(list((small.out / "private").rglob(early_cases.EARLY)))
+
+    ended = small()
+
+    assert ended.code == 1, ended.err
+    assert listed
+    assert content(small.out) == files
+    assert sources(small.out) == origins
+    assert scanloom("verify", small.out).code == 0
+    assert not list((small.out / "private").rglob(early_cases.EARLY))
+
+
+@pytest.mark.slow
+def test_shards_begin_their_own_cases_early(small: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, files, _, origins = index_first(small, monkeypatch)
+
+    for shard in ("1/2", "2/2"):
+        with monkeypatch.context() as patch:
+            Pace(patch)
+            shutil.rmtree(small.out / "private" / "index", ignore_errors=True)
+            assert small("--shard", shard).code in (0, 1)
+    small()
+
+    assert content(small.out) == files
+    assert sources(small.out) == origins
+
+
+@pytest.mark.parametrize(
+    ("more", "early"),
+    [
+        ({"select": {"modality": "CT", "choose": "all"}}, True),
+        ({"select": {"modality": "CT", "choose": "best"}}, False),
+        ({"select": {"choose": "newest"}}, False),
+        ({"select": {"choose": "all"}, "channels": {"T1": {"description": ["t1"]}}}, False),
+    ],
+)
+def test_a_choice_among_the_series_of_a_study_waits_for_the_index(
+    more: dict[str, Any], early: bool
+) -> None:
+    assert may_begin_early(make_workflow(name="test", models=["ct_tissue"], **more)) is early
+
+
+def test_a_choice_of_engines_has_enough_windows_early() -> None:
+    assert early_cases.ENOUGH_CASES >= 2 * LEAST_WINDOWS
+
+
+def test_a_list_is_read_up_to_half_a_line(tmp_path: Path) -> None:
+    lines = [EarlyCase(name, name, "recipe", "stamp", "digest") for name in ("one", "two")]
+    path = tmp_path / early_cases.EARLY
+    early_cases._keep(path, lines)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with path.open("a") as file:
+        file.write('{"case": "thr')
+
+    assert list(early_cases._read(path)) == lines
+    path.write_text(path.read_text().replace("digest", "digest\n", 1))
+    assert list(early_cases._read(path)) == []
+
+    early_cases._keep(path, [])
+    assert not path.exists()
+    assert list(early_cases._read(path)) == []
