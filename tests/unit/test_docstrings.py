@@ -147,9 +147,9 @@ def test_names_in_docstrings_exist() -> None:
     ("text", "stale"),
     [
         ("Raises\n------\nNotPlainError, ChildDiedError\n    Why.", {"NotPlainError"}),
-        ("Returns\n-------\ntuple of Outcome\n    One each.", {"Outcome"}),
-        ("Parameters\n----------\ncase : Case\ncause : Outcome", {"Outcome"}),
-        ("An `Outcome` from `supervisor.TELLING`.", {"Outcome", "supervisor.TELLING"}),
+        ("Returns\n-------\ntuple of CaseEnding\n    One each.", {"CaseEnding"}),
+        ("Parameters\n----------\ncase : Case\ncause : CaseEnding", {"CaseEnding"}),
+        ("A `CaseEnding` from `supervisor.TELLING`.", {"CaseEnding", "supervisor.TELLING"}),
         ("Catch NoEngineError, `ScanError`, ImageType.", {"NoEngineError"}),
     ],
 )
