@@ -26,6 +26,7 @@ SHOWN_BY = {
     Reason.CLUSTER: ("run",),
     Reason.MODEL_EXISTS: ("models",),
     Reason.LICENCE: ("models",),
+    Reason.SAMPLE: ("plan",),
     **{reason: ON_RESULTS for reason in Reason if reason.subject == "result"},
 }
 """Commands that show a reason; `ON_SCANS` for all others."""
@@ -48,6 +49,7 @@ SHOWN_BY_FILE = {
     "io/identity.py": WITH_KEY,
     "engine/segment.py": ("segment",),
     "io/index/ranking.py": ("segment",),
+    "io/index/sample.py": ("plan",),
     "io/output/layout.py": ON_RESULTS,
     "io/formats.py": ("segment",),
     "io/write/bids.py": ("run",),

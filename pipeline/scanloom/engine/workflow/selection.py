@@ -197,8 +197,8 @@ def _studies(
     schema = pa.schema({"study": pa.string(), "number": pa.int64(), "info": pa.string()})
 
     def to_table(rows: list[tuple[str, int, str]]) -> pa.Table:
-        columns = zip(*rows, strict=True)
-        return pa.table(dict(zip(schema.names, columns, strict=True)), schema)
+        columns = {name: [row[n] for row in rows] for n, name in enumerate(schema.names)}
+        return pa.table(columns, schema)
 
     def to_rows(batch: pa.RecordBatch) -> Iterable[tuple[str, int, str]]:
         return zip(*(batch[name].to_pylist() for name in schema.names), strict=True)

@@ -662,9 +662,10 @@ def placed_sorter(store: Store) -> SortedOnDisk:
     names = [f"place{n}" for n in range(3)]
 
     def to_table(rows: list[tuple[int, int, int, IndexedSeries]]) -> pa.Table:
-        *places, series = zip(*rows, strict=True)
-        arrays = (pa.array(numbers, pa.int64()) for numbers in places)
-        return pa.table({**dict(zip(names, arrays, strict=True)), **_series_arrays(series)})
+        places = {
+            name: pa.array([row[n] for row in rows], pa.int64()) for n, name in enumerate(names)
+        }
+        return pa.table({**places, **_series_arrays([row[-1] for row in rows])})
 
     def to_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         return zip(*(batch[n].to_pylist() for n in names), _series_rows(batch), strict=True)
