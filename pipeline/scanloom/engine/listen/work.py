@@ -264,7 +264,7 @@ class Worker:
             open_output(self._out, key_fingerprint(self._key))
             stack.enter_context(run_files.hold_run_lock(self._out))
             with disk_errors_as_scan_errors():
-                fan_out(self._out)
+                fan_out(self._out, 0)
             for path, request in self._requests.items():
                 lane = Lane(request, self._options, self._key, self._on_outcome)
                 stack.callback(lane.close)
