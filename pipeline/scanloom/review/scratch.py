@@ -50,7 +50,7 @@ class _ScratchFile:
         self._new += data
         if self._folder is not None and len(self._new) >= WRITTEN_BYTES:
             if self._descriptor < 0:
-                file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 closed with this object
+                file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115  # closed with this object
                 self._descriptor = file.fileno()
                 weakref.finalize(self, file.close)
             rest = bytes(self._new)

@@ -287,14 +287,14 @@ def _old_batches(stem: Path, schema: pa.Schema) -> Iterator[tuple[pa.Table, list
         ):
             records = _records(text)
             if not file.schema_arrow.equals(schema) or next(records, b"") != _lines(schema.names):
-                raise ValueError("it has other columns")  # noqa: TRY301
+                raise ValueError("it has other columns")  # noqa: TRY301  # as of a damaged file
             for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
                 lines = list(itertools.islice(records, batch.num_rows))
                 if len(lines) < batch.num_rows:
-                    raise ValueError("it has fewer lines")  # noqa: TRY301
+                    raise ValueError("it has fewer lines")  # noqa: TRY301  # as of a damaged file
                 yield pa.Table.from_batches([batch]).cast(schema), lines
             if next(records, None) is not None:
-                raise ValueError("it has more lines")  # noqa: TRY301
+                raise ValueError("it has more lines")  # noqa: TRY301  # as of a damaged file
     except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as exc:
         raise OldTableError(stem.name) from exc
 

@@ -256,6 +256,23 @@ def _is_subfolder(entry: os.DirEntry[str]) -> bool:
     return name[0] == "_" and 2 <= len(name) <= 3 and entry.is_dir(follow_symlinks=False)
 
 
+def case_entries(out: Path) -> Iterator[tuple[os.DirEntry[str], bool]]:
+    """Yield the folder of each published case, in any order, and whether it lies in a subfolder.
+
+    A case may lie in both places; foreign entries are ignored.
+
+    Raises
+    ------
+    OSError
+        If `OUT/cases` can't be read.
+    """
+    for entry, subfolder in _entries(out):
+        name = entry.name
+        in_place = not subfolder or unicodedata.normalize("NFC", subfolder) == subfolder_of(name)
+        if in_place and is_case_name(name) and entry.is_dir(follow_symlinks=False):
+            yield entry, bool(subfolder)
+
+
 class PublishedCases(Iterable[Path], Sized):
     """The folders of the published cases, sorted by name; foreign entries are ignored.
 
@@ -273,14 +290,8 @@ class PublishedCases(Iterable[Path], Sized):
 
     def _list(self) -> Iterator[str]:
         """Yield the name of each case, with `_FANNED` if it lies in a subfolder."""
-        for entry, subfolder in _entries(self._out):
-            name = entry.name
-            if not is_case_name(name) or not entry.is_dir(follow_symlinks=False):
-                continue
-            if not subfolder:
-                yield name
-            elif unicodedata.normalize("NFC", subfolder) == subfolder_of(name):
-                yield name + _FANNED
+        for entry, fanned in case_entries(self._out):
+            yield entry.name + _FANNED if fanned else entry.name
 
     def _merged(self) -> Iterator[tuple[str, bool]]:
         """Yield names in order, and whether each lies in a subfolder; of equal ones, that last."""

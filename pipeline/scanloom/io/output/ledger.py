@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
-from unicodedata import normalize
 
 from scanloom.core import Case, ScanError
 from scanloom.io.output.file_names import CASE, TIMING
@@ -36,13 +34,7 @@ from scanloom.io.output.growing_table import (
     write_groups,
 )
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import (
-    CASES,
-    case_folder,
-    case_parents,
-    is_case_name,
-    subfolder_of,
-)
+from scanloom.io.output.layout import case_entries, case_folder
 from scanloom.io.output.lookup import Lookup
 from scanloom.io.output.private import (
     LEDGER,
@@ -365,25 +357,14 @@ def list_folders(out: Path) -> pa.Table:
     """
     import pyarrow as pa
 
-    def entries() -> Iterator[tuple[str, int, bool]]:
-        for parent in case_parents(out):
-            is_fanned = parent.name != CASES
-            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(parent) as inside:
-                for entry in inside:
-                    name = entry.name
-                    if (
-                        is_case_name(name)
-                        and entry.is_dir(follow_symlinks=False)
-                        and (not is_fanned or normalize("NFC", parent.name) == subfolder_of(name))
-                    ):
-                        yield name, entry.inode(), is_fanned
-
     types = (pa.string(), pa.uint64(), pa.bool_())
     schema = pa.schema(zip(("name", "inode", "fanned"), types, strict=True))
-    listed, parts = entries(), [schema.empty_table()]
-    while batch := list(itertools.islice(listed, _ROWS_AT_ONCE)):
-        columns = zip(zip(*batch, strict=True), types, strict=True)
-        parts.append(pa.table([pa.array(values, kind) for values, kind in columns], schema))
+    listed = ((entry.name, entry.inode(), fanned) for entry, fanned in case_entries(out))
+    parts = [schema.empty_table()]
+    with suppress(FileNotFoundError, NotADirectoryError):
+        while batch := list(itertools.islice(listed, _ROWS_AT_ONCE)):
+            columns = zip(zip(*batch, strict=True), types, strict=True)
+            parts.append(pa.table([pa.array(values, kind) for values, kind in columns], schema))
     folders = _sorted(pa.concat_tables(parts), ("fanned", "ascending")).drop_columns(["fanned"])
     return _first_of_name(folders).combine_chunks()
 
@@ -505,8 +486,11 @@ def _merged(table: parquet.ParquetFile | None, added: pa.Table) -> Iterator[pa.T
     import pyarrow as pa
     from pyarrow import compute
 
-    for group in range(0 if table is None else table.num_row_groups):
-        rows = table.read_row_group(group, use_threads=False)  # type: ignore[union-attr]
+    older: Iterable[pa.Table] = ()
+    if table is not None:
+        numbers = range(table.num_row_groups)
+        older = (table.read_row_group(n, use_threads=False) for n in numbers)
+    for rows in older:
         end = place_of(added["name"], rows["name"][-1].as_py(), behind=True)
         if end:
             newer, added = added.slice(0, end), added.slice(end)

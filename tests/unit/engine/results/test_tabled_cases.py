@@ -283,6 +283,14 @@ def test_both_layouts_have_the_same_tables(written: Tables) -> None:
     assert files(written.out) != before
 
 
+def test_subfolders_without_their_file_are_read(written: Tables) -> None:
+    """As in a copy of `OUT/cases` that lacks it."""
+    fan_by_hand(written.out)
+    (written.out / "cases" / "_folders").unlink()
+    assert written.write() == (False, [])
+    assert ledger.list_folders(written.out)["name"].to_pylist() == list("bdfhjlnp")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_after_any_changes_the_tables_are_those_of_all_folders(seed: int, written: Tables) -> None:
     """Several changes between two writings; the fixture's class compares."""
