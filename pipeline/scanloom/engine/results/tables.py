@@ -320,19 +320,21 @@ def _write_case_tables(
 
     stem, schema = out / MEASUREMENTS, _schema(MEASUREMENT_COLUMNS)
     pieces = merge_rows(stem, schema, tabled.copied_names(), measured())
-    is_changed = write_rows(stem, schema, pieces)
+    is_changed, written = write_rows(stem, schema, pieces)
     stem, names = out / RADIOMICS, tabled.columns()
     if names:
         schema = _schema(("case", *names, "recipe"))
         copied, folders = tabled.copied_names(), tabled.folders()
         if not has_columns(stem, schema):  # each settings of features have their own
             copied, folders = iter(()), tabled.with_features()
-        is_changed |= write_rows(stem, schema, merge_rows(stem, schema, copied, features(folders)))
+        pieces = merge_rows(stem, schema, copied, features(folders))
+        is_other, of_features = write_rows(stem, schema, pieces)
+        is_changed, written = is_changed or is_other, written | of_features
     else:
         for path in (stem.with_suffix(".csv"), stem.with_suffix(".parquet")):
             is_changed |= path.exists()
             path.unlink(missing_ok=True)
-    tabled.save(damaged)
+    tabled.save(damaged, written)
     return is_changed
 
 
