@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pytest
-
 from scanloom.engine import run as running
 from scanloom.engine.early_cases import EarlyCases, GrowingIndex
 from scanloom.io.index.build import Index, build_index
 
 
 class Pace:
-    """Lets an index go on only when all cases of its parts so far have begun."""
+    """Lets an index go on only when all cases of its parts so far have begun.
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    `patch.setattr` replaces attributes, as that of `pytest.MonkeyPatch`.
+    """
+
+    def __init__(self, patch: Any) -> None:
         self._stored = self._taken = self._waits = 0
         self._changed = threading.Condition()
         take, find = GrowingIndex.next_part, EarlyCases._find
@@ -34,12 +35,15 @@ class Pace:
                     self._changed.notify_all()
             return found
 
-        def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
+        def build(*arguments: Any, on_part: Any = None, **more: Any) -> Index:
+            if on_part is None:  # no case begins early
+                return build_index(*arguments, **more)
+
             def add(part: Any, files: int) -> None:
                 on_part(part, files)
                 self._stored += 1
                 with self._changed:
-                    assert self._changed.wait_for(lambda: self._waits == self._stored, 60)
+                    assert self._changed.wait_for(lambda: self._waits == self._stored, 600)
 
             return build_index(*arguments, on_part=add, **more)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 LENGTH, PID, CODE = struct.Struct("i"), struct.Struct("i"), struct.Struct("i")
 WORKER = "scanloom.engine.worker.child_main"
 COMMAND = "scanloom.cli.main"
-PRELOADED = (WORKER, COMMAND, "support.engine_models", "support.killed_runs")
+PRELOADED = (WORKER, COMMAND, "support.engine_models")
 
 
 class ForkServer:
@@ -44,7 +44,7 @@ class ForkServer:
         environment: Mapping[str, str],
         descriptors: Sequence[int],
     ) -> ForkedProcess:
-        """Run `main` of a preloaded module.
+        """Run `main` of a module, at once if it is a preloaded one.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ def become(
     sys.argv = [module, *arguments, *map(str, inherited)]
     _exit_code[:] = [1]
     try:
-        sys.modules[module].main()
+        importlib.import_module(module).main()
         _exit_code[:] = [0]
     except SystemExit as end:
         _exit_code[:] = [int(end.code or 0)]

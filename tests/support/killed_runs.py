@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
+from types import SimpleNamespace
 
 from support.early_pace import Pace
 from support.engine_models import Threshold, formula_models
+from support.fork_server import ForkedProcess, ForkServer, fork_server, serve
 from support.formula_run import formula_environment, processes
-from support.kill_points import kill_all, watch_operations
+from support.kill_points import watch_operations
+from support.machines import move_to_machine, refuse_links
 
 DEADLINE_S = 600.0
 
@@ -29,23 +30,26 @@ def main() -> None:
     from scanloom.cli.main import main as command
     from scanloom.engine import run
     from scanloom.engine.worker import supervisor
-    from support import engine_models, fork_server, warm_workers
+    from support import engine_models, warm_workers
 
+    if machine := os.environ["FORMULA_MACHINE"]:
+        move_to_machine(machine)
+        refuse_links()
     notes = Path(os.environ["FORMULA"])
     engine_models.note_process(notes)
     ours, theirs = socket.socketpair()
     if os.fork() == 0:  # the server of engine children
         ours.close()
         engine_models.note_process(notes)
-        fork_server.serve(theirs)
+        serve(theirs)
         os._exit(0)
     theirs.close()
-    server = fork_server.ForkServer(ours)
+    server = ForkServer(ours)
     warm_workers.fork_server = lambda: server  # type: ignore[assignment]
     supervisor.subprocess = warm_workers.WARM_WORKERS  # type: ignore[assignment]
     run.load_models = small_models  # type: ignore[assignment]
     make_small()
-    Pace(pytest.MonkeyPatch())  # else such an index is complete before its first case
+    Pace(SimpleNamespace(setattr=setattr))  # else such an index is complete before its first case
     watch_operations()
     command()
 
@@ -65,7 +69,8 @@ def make_small() -> None:
     from scanloom.io.output import crosswalk, ledger
     from scanloom.review.report import parts as report_parts
 
-    parts.PART_FILES, claims.POLL_S, storage.SORTED_AT_ONCE = 12, 0.02, 8
+    parts.PART_FILES, storage.SORTED_AT_ONCE = 12, 8
+    claims.POLL_S, claims.BEAT_S, claims.SILENT_AFTER_S = 0.02, 0.5, 3.0
     storage.MERGED_AT_ONCE, storage._BATCH, merge._DESCRIBED_AT_ONCE = 3, 2, 2
     early_cases.ENOUGH_CASES = run.ENOUGH_CASES = 3  # type: ignore[attr-defined]
     crosswalk.CHEAP_BYTES, ledger.MIN_LINES_BYTES, ledger.CHECKED = 1 << 12, 1 << 11, 5
@@ -75,48 +80,46 @@ def make_small() -> None:
 
 @dataclass
 class KilledRuns:
-    """Runs of one workflow over one archive into one output folder, `folder/out`."""
+    """Runs of one workflow over one archive into `out`, one after the other.
+
+    `folder` is for what they leave elsewhere. With a name of a `machine`, they are on it, where
+    files can't be linked.
+    """
 
     folder: Path
     archive: Path
     workflow: Path
     key: Path
-    options: tuple[str, ...] = ()
+    out: Path
+    machine: str = ""
 
     def __post_init__(self) -> None:
-        self.out, self.notes = self.folder / "out", self.folder / "notes"
-        self.temporary, self._log = self.folder / "tmp", self.folder / "log"
+        self.notes, self.temporary = self.folder / "notes", self.folder / "tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
 
-    def begin(self, *options: str | Path, kill: str = "", trace: Path | None = None):  # type: ignore[no-untyped-def]
-        """Start the run; `kill` is a moment of `kill_points`."""
-        from support.fork_server import fork_server
-
+    def begin(self, *options: str | Path, kill: str = "", trace: str = "") -> ForkedProcess:
+        """Start a run; `kill` and `trace` are as in `kill_points`."""
         counter = self.notes / "counter"
         counter.unlink(missing_ok=True)
         environment = formula_environment(
             self.notes,
             FORMULA_KILL=kill,
             FORMULA_COUNTER=str(counter),
-            FORMULA_TRACE=str(trace or ""),
+            FORMULA_TRACE=trace,
+            FORMULA_MACHINE=self.machine,
             SCANLOOM_KEY=str(self.key),
             TMPDIR=str(self.temporary),
             XDG_CACHE_HOME=str(self.folder / "cache"),
         )
         command = ["run", self.workflow, self.archive, "--out", self.out, "--cluster", "none", "-q"]
-        words = [str(word) for word in (*command, *self.options, *options)]
-        with self._log.open("ab") as log:
+        words = [str(word) for word in (*command, *options)]
+        with (self.folder / "log").open("ab") as log:
             descriptors = [log.fileno(), log.fileno()]
             return fork_server().fork("support.killed_runs", words, environment, descriptors)
 
-    def __call__(self, *options: str | Path, kill: str = "", trace: Path | None = None) -> int:
-        """Run; return the exit code, negative if it was killed."""
-        process = self.begin(*options, kill=kill, trace=trace)
-        try:
-            code: int = process.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            kill_all(self.notes)
-            raise
-        while processes(self.notes):  # those that were killed with it
-            pass
+    def __call__(self, *options: str | Path, kill: str = "", trace: str = "") -> int:
+        """Run; return the exit code, that of SIGKILL if it was killed."""
+        code = self.begin(*options, kill=kill, trace=trace).wait(DEADLINE_S)
+        while not self.machine and processes(self.notes):  # those that were killed with it
+            time.sleep(0.01)
         return code

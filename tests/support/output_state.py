@@ -36,13 +36,14 @@ def output_state(out: Path, key: bytes) -> dict[str, Any]:
     index = stored_index(out, key_fingerprint(key))
     assert index is not None
     files = [path for name in ("cases", "failed") for path in (out / name).rglob("*")]
-    files += [out / f"{table}.{kind}" for table in TABLES for kind in ("csv", "parquet")]
+    files += [out / f"{table}.csv" for table in TABLES]
     return {
         "files": {
             path.relative_to(out).as_posix(): digest(path)
             for path in files
             if path.is_file() and path.name != "timing.json"
         },
+        "tables": [parquet.read_table(out / f"{table}.parquet").to_pylist() for table in TABLES],
         "counts": index.counts(),
         "index": index_rows(index),
         "crosswalk": sorted(
@@ -62,7 +63,8 @@ def told_results(out: Path, key: bytes) -> dict[str, str]:
         if line["event"] == "segmented":
             told[line["case"]] = line["sums"]
         elif line["event"] == "withdrawn":
-            assert told.pop(line["case"], "") == line["sums"]
+            # Once more if it was killed between this line and the rename
+            assert told.pop(line["case"], line["sums"]) == line["sums"]
     return told
 
 

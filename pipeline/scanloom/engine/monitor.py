@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
-from scanloom.engine.case_progress import FOLDER, read_progress
+from scanloom.engine.case_progress import FOLDER, STATUS_FILE, read_progress
 from scanloom.engine.machine.devices import nvml_handles
 from scanloom.engine.outcomes import Outcome
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.atomic_write import check_replaceable
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.scratch_folders import DIED, host_id, observed_state, process_start_ticks
-
-STATUS_FILE = "status.json"
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,20 @@ def test_a_removed_folder_is_noticed(out: Path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_a_note_of_a_folder_that_was_replaced_since_is_dropped(out: Path) -> None:
+    """As by another shard, which was at work when this one looked."""
+    ledger = Ledger(out)
+    for name in "ab":
+        ledger.note(case(name), current=False)
+    publish(out, "a", "two")
+
+    ledger.gather()
+
+    later = Ledger(out)
+    assert [later.holds(each) for each in (case("a", "two"), case("b"))] == [True, False]
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_a_folder_that_was_put_there_by_hand_is_looked_at(out: Path, tmp_path: Path) -> None:
     """As from a backup, beside the one that is there: it has another inode."""
     shutil.copytree(out / "cases" / "b", tmp_path / "copy")
