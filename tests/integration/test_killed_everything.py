@@ -53,6 +53,11 @@ AFTER_INDEX = """
 1 rename */report/index.html
 """
 """Moments of runs that index first."""
+THREE = """
+2 rename */private/index/*.parquet
+1 rename */out/cases/*
+1 rename */manifest.parquet
+"""
 DEATHS = (
     "1 rename */private/index/*.parquet",
     "1 rename */early/cases/*",
@@ -76,15 +81,18 @@ def write_workflow(folder: Path, name: str, choose: str) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive of 36 scans, two workflows, and a key."""
-    folder = tmp_path_factory.mktemp("killed")
-    draw_mixed_archive(folder / "archive", 36)
+def prepare(folder: Path, scans: int) -> Path:
+    """Make an archive, two workflows, and a key."""
+    draw_mixed_archive(folder / "archive", scans)
     write_workflow(folder, "early", "all")
     write_workflow(folder, "first", "best")
     (folder / "key").write_bytes(KEY)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("killed"), 36)
 
 
 def runs(folder: Path, name: str, workflow: str, out: Path, machine: str = "") -> KilledRuns:
@@ -114,6 +122,17 @@ def check_equal(out: Path, undisturbed: Path) -> None:
     assert scanloom("verify", out).code == 0
 
 
+def check_killed_runs(folder: Path, workflow: str, moments: str, undisturbed: Path) -> None:
+    repeated = runs(folder, f"killed {workflow}", workflow, folder / f"killed {workflow}" / "out")
+    for moment in moments.strip().splitlines():
+        assert repeated(kill=moment) == KILLED, moment
+
+    assert repeated() == SOME_FAILED
+
+    check_equal(repeated.out, undisturbed)
+    assert not left_over(repeated.out, repeated.temporary)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("workflow", "moments"), [("early", EARLY), ("first", AFTER_INDEX)])
 def test_killed_runs_leave_what_an_undisturbed_one_does(
@@ -124,14 +143,18 @@ def test_killed_runs_leave_what_an_undisturbed_one_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SCANLOOM_KEY", str(folder / "key"))
-    repeated = runs(folder, f"killed {workflow}", workflow, folder / f"killed {workflow}" / "out")
-    for moment in moments.strip().splitlines():
-        assert repeated(kill=moment) == KILLED, moment
+    check_killed_runs(folder, workflow, moments, undisturbed(workflow))
 
-    assert repeated() == SOME_FAILED
 
-    check_equal(repeated.out, undisturbed(workflow))
-    assert not left_over(repeated.out, repeated.temporary)
+@pytest.mark.thorough
+def test_three_kills_leave_what_an_undisturbed_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a part is stored, a case published, and a table written."""
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    undisturbed = runs(prepare(tmp_path, 12), "whole", "early", tmp_path / "whole" / "out")
+    assert undisturbed() == SOME_FAILED
+    check_killed_runs(tmp_path, "early", THREE, undisturbed.out)
 
 
 @pytest.fixture
