@@ -20,15 +20,17 @@ import pytest
 from scanloom.cli.commands.run import status_line
 from scanloom.engine import early_cases
 from scanloom.engine import run as running
-from scanloom.engine.early_cases import EarlyCase, EarlyCases, GrowingIndex, may_begin_early
+from scanloom.engine.early_cases import EarlyCase, EarlyCases, may_begin_early
 from scanloom.engine.monitor import StatusWriter
 from scanloom.engine.workflow.schema import make_workflow
+from scanloom.engine.workflow.selection import Scope
 from scanloom.inference.engines.selection import LEAST_WINDOWS
 from scanloom.io.index import parts
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.output import crosswalk
 from support import engine_models as em
 from support.commands import scanloom
+from support.early_pace import Pace
 from support.make_run import Runs
 from support.write_dicom import Words, noise, write_series
 
@@ -93,42 +95,6 @@ def in_small_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(parts, "PART_FILES", 1)
     for module in (early_cases, running):
         patch.setattr(module, "ENOUGH_CASES", 1)
-
-
-class Pace:
-    """Lets an index go on only when all cases of its parts so far have begun."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._stored = self._taken = self._waits = 0
-        self._changed = threading.Condition()
-        take, find = GrowingIndex.next_part, EarlyCases._find
-
-        def next_part(growing: GrowingIndex, wait_s: float = 0.0) -> Any:
-            part = take(growing, wait_s)
-            with self._changed:
-                self._taken += part is not None
-            return part
-
-        def find_one(cases: EarlyCases, wait_s: float = 0.0) -> Any:
-            found = find(cases, wait_s)
-            if found is None:
-                with self._changed:
-                    self._waits = self._taken
-                    self._changed.notify_all()
-            return found
-
-        def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
-            def add(part: Any, files: int) -> None:
-                on_part(part, files)
-                self._stored += 1
-                with self._changed:
-                    assert self._changed.wait_for(lambda: self._waits == self._stored, 60)
-
-            return build_index(*arguments, on_part=add, **more)
-
-        patch.setattr(GrowingIndex, "next_part", next_part)
-        patch.setattr(EarlyCases, "_find", find_one)
-        patch.setattr(running, "build_index", build)
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -399,3 +365,25 @@ def test_a_list_is_read_up_to_half_a_line(tmp_path: Path) -> None:
     early_cases._keep(path, [])
     assert not path.exists()
     assert list(early_cases._read(path)) == []
+
+
+def test_the_list_of_another_shard_is_left_alone(tmp_path: Path) -> None:
+    """Its run may be appending a line: a list that is written anew would lack it."""
+    archive, out, key = tmp_path / "archive", tmp_path / "out", bytes(32)
+    for brightest in range(WHOLE, WHOLE + 8):
+        draw(archive / str(brightest), brightest)
+    index = build_index([archive], key, out)
+    shards, names = [Scope(shard=(k, 2)) for k in (1, 2)], [*index.series.ids()]
+    lists = []
+    for number, scope in enumerate(shards):
+        lists.append(out / "private" / "runs" / str(number) / early_cases.EARLY)
+        lists[-1].parent.mkdir(parents=True)
+        lines = [EarlyCase(name, name, "", "", "") for name in names if scope.holds(name)]
+        early_cases._keep(lists[-1], lines)
+    ours, theirs = lists
+    state = theirs.stat()
+
+    early_cases.compare_early(index, key, out, shards[0], (), "0")
+
+    assert not ours.exists()
+    assert theirs.stat() == state

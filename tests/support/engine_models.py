@@ -108,7 +108,7 @@ class Formula(Threshold):
         try:
             return super().predict(volume, clock)
         finally:
-            mark.unlink()
+            mark.unlink(missing_ok=True)  # another scan may be as bright
 
 
 def formula_models(*_: object) -> Sequence[Threshold]:

@@ -31,10 +31,14 @@ PRELOADED = (
 
 
 class ForkServer:
-    """The process that others are forked from; started with the first of them."""
+    """The process that others are forked from; started with the first of them.
 
-    def __init__(self) -> None:
+    `connection` is that to a server which somebody else has started.
+    """
+
+    def __init__(self, connection: socket.socket | None = None) -> None:
         self._server: subprocess.Popen[bytes] | None = None
+        self._socket = connection
         self._lock = threading.Lock()
 
     def fork(
@@ -44,7 +48,7 @@ class ForkServer:
         environment: Mapping[str, str],
         descriptors: Sequence[int],
     ) -> ForkedProcess:
-        """Run `main` of a preloaded module.
+        """Run `main` of a module, at once if it is a preloaded one.
 
         Parameters
         ----------
@@ -54,8 +58,8 @@ class ForkServer:
         """
         request = json.dumps([module, [*arguments], dict(environment), str(Path.cwd())]).encode()
         with self._lock:
-            if self._server is None:
-                self._start()
+            if self._socket is None:
+                self._socket = self._start()
             ours, status = socket.socketpair()
             with status:
                 passed = [status.fileno(), *descriptors]
@@ -63,8 +67,8 @@ class ForkServer:
                 self._socket.sendall(request)
         return ForkedProcess(ours)
 
-    def _start(self) -> None:
-        self._socket, theirs = socket.socketpair()
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
         path = os.pathsep.join((str(Path(__file__).parents[1]), *filter(None, sys.path)))
         with theirs:
             self._server = subprocess.Popen(
@@ -73,12 +77,13 @@ class ForkServer:
                 env={**os.environ, "PYTHONPATH": path},
                 pass_fds=[theirs.fileno()],
             )
+        return ours
 
     def close(self) -> None:
-        if self._server is not None:
+        if self._server is not None and self._socket is not None:
             self._socket.close()
             self._server.wait()
-            self._server = None
+            self._server = self._socket = None
 
 
 @functools.cache
@@ -171,7 +176,7 @@ def become(
     sys.argv = [module, *arguments, *map(str, inherited)]
     _exit_code[:] = [1]
     try:
-        sys.modules[module].main()
+        importlib.import_module(module).main()
         _exit_code[:] = [0]
     except SystemExit as end:
         _exit_code[:] = [int(end.code or 0)]

@@ -335,7 +335,10 @@ def compare_early(
                 withdraw(out, line.folder, audit)
                 withdrawn += 1
     for path in lists:
-        _keep(path, [line for line in _read(path) if line.case not in found])
+        lines = list(_read(path))
+        kept = [line for line in lines if line.case not in found]
+        if len(kept) < len(lines):  # else a run of another shard may be adding to it
+            _keep(path, kept)
     return Compared(made, void, withdrawn)
 
 

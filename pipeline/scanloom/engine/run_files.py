@@ -23,6 +23,7 @@ from scanloom.core import Case, Reason, ScanError
 from scanloom.core.packages import package_versions
 from scanloom.core.process import lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
+from scanloom.engine.monitor import remove_progress
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output import work_folder
 from scanloom.io.output.folder_lock import Holder, read_lock, release_lock, take_lock
@@ -138,6 +139,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
         if read_lock(path) == content:
             with suppress(OSError, ScanError):  # the next run removes the rest
                 work_folder.clean_up(out, began)
+                remove_progress(out / RUNS)
             with suppress(OSError):  # as well as the lock of a process that is gone
                 release_lock(path, content)
 

@@ -7,7 +7,7 @@ whole.
 
 The file describes the very files of the tables that were written with it, by their sizes, times and
 inodes. If one was replaced, damaged or copied, or a process died between two of them, all cases are
-read.
+read: as well if two shards wrote them at the same time.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ BATCH_ROWS = 20_000
 """Rows of a table that are in memory at a time, and that its groups have."""
 
 Rows = list[dict[str, Any]]
+States = dict[str, list[int]]
+"""Size, modification time in nanoseconds and inode of files, by name."""
 _FILES, _VERSION = b"scanloom.files", b"scanloom.version"
 """Keys of the metadata: states of the files of the tables, and the version that wrote them."""
 
@@ -124,8 +126,10 @@ class TabledCases:
 
         return (self._names[place].as_py() for place in np.flatnonzero(self._unchanged).tolist())
 
-    def save(self, damaged: Collection[str]) -> None:
+    def save(self, damaged: Collection[str], written: States) -> None:
         """Store what the tables were made of; cases of which a part was damaged are read again.
+
+        `written` are the files of the tables.
 
         Where it can't be written, as by another user, all cases are read next time.
         """
@@ -137,7 +141,7 @@ class TabledCases:
             return
         after = self._after()
         whole = compute.invert(compute.is_in(after["name"], pa.array(sorted(damaged), pa.string())))
-        files = json.dumps(self._file_states()).encode()
+        files = json.dumps(written).encode()
         schema = _schema().with_metadata({_FILES: files, _VERSION: __version__.encode()})
         rows = after.filter(whole).cast(schema)
         with suppress(OSError):
@@ -203,14 +207,15 @@ class TabledCases:
             return False
         return True
 
-    def _file_states(self) -> dict[str, list[int]]:
-        """Return size, modification time in nanoseconds and inode of each file of the tables."""
-        states = {}
-        for name in self._files:
-            with suppress(FileNotFoundError):
-                state = (self._out / name).stat()
-                states[name] = [state.st_size, state.st_mtime_ns, state.st_ino]
-        return states
+    def _file_states(self) -> States:
+        """Return the state of each file of the tables that is there."""
+        paths = [self._out / name for name in self._files]
+        return {path.name: _state(path) for path in paths if path.exists()}
+
+
+def _state(path: Path) -> list[int]:
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns, state.st_ino]
 
 
 def _schema() -> pa.Schema:
@@ -333,13 +338,17 @@ def _runs(column: pa.ChunkedArray) -> Iterator[tuple[str, int, int]]:
     return zip(names, first.tolist(), [*first[1:].tolist(), len(column)], strict=True)
 
 
-def write_rows(stem: Path, schema: pa.Schema, pieces: Iterable[Rows | Copied]) -> bool:
+def write_rows(
+    stem: Path, schema: pa.Schema, pieces: Iterable[Rows | Copied]
+) -> tuple[bool, States]:
     """Write rows as `stem`.csv and .parquet, a batch at a time; leave equal files as they are.
 
     Returns
     -------
     bool
         Whether the files were written, since they differed.
+    dict
+        The states of these files, also if another process replaces them at once.
 
     Raises
     ------
@@ -349,20 +358,22 @@ def write_rows(stem: Path, schema: pa.Schema, pieces: Iterable[Rows | Copied]) -
         As `merge_rows`, for its pieces.
     """
     table, text = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
+    states = States()
 
     def write(table_draft: Path, text_draft: Path) -> None:
         _write_both(table_draft, text_draft, schema, pieces)
-        if all(
-            path.is_file() and filecmp.cmp(draft, path, shallow=False)
-            for draft, path in ((table_draft, table), (text_draft, text))
-        ):
-            raise _EqualError
+        pairs = ((table_draft, table), (text_draft, text))
+        if all(path.is_file() for _, path in pairs):
+            states.update((path.name, _state(path)) for _, path in pairs)
+            if all(filecmp.cmp(*pair, shallow=False) for pair in pairs):
+                raise _EqualError
+        states.update((path.name, _state(draft)) for draft, path in pairs)
 
     try:
         atomic_write(table, lambda table_draft: atomic_write(text, partial(write, table_draft)))
     except _EqualError:
-        return False
-    return True
+        return False, states
+    return True, states
 
 
 class _EqualError(Exception):

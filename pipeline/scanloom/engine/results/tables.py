@@ -30,6 +30,7 @@ from scanloom.engine.results.tabled_cases import (
     merge_rows,
     write_rows,
 )
+from scanloom.engine.run_files import WORKFLOW
 from scanloom.engine.workflow.schema import MAX_PAGE_BYTES
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.extras.radiomics import feature_columns, read_features
@@ -43,6 +44,7 @@ from scanloom.io.output.crosswalk import (
     path_text,
 )
 from scanloom.io.output.failures import failed_cases
+from scanloom.io.output.growing_table import file_state
 from scanloom.io.output.layout import iter_cases, read_case
 from scanloom.io.output.measurements import (
     COLUMNS,
@@ -214,7 +216,7 @@ def _manifest_of(folder: Path) -> Path:
 def _workflow_of(run: Path) -> bytes:
     """Return the workflow document of a run; if unreadable, bytes that no other run has."""
     try:
-        return read_regular_file(run / "workflow.json", MAX_PAGE_BYTES)
+        return read_regular_file(run / WORKFLOW, MAX_PAGE_BYTES)
     except OSError:
         return run.name.encode()
 
@@ -240,24 +242,28 @@ def _read_manifest(path: Path) -> Iterator[pa.RecordBatch]:
 def _merged(manifests: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """Yield a row for each file that the newest run found.
 
-    The newest run knows every current result. A file that is open in it takes the reason that the
-    manifest of its own shard gives, the most recent one first.
+    The newest run knows every result that was there when it looked. A file that is open in it takes
+    the outcome that the manifest of its own shard gives, the most recent one first: a reason, or
+    "used" if that run was at work at the same time, so that the result may have come later.
     """
     import pyarrow as pa
     from pyarrow import compute
 
     newest, *older = manifests
-    unknown, unused = NameSet(), Outcomes()  # by the id of the file and the number of its copy
+    unknown, known = NameSet(), Outcomes()  # by the id of the file and the number of its copy
     for batch in _read_manifest(newest) if older else ():
         for row in batch.filter(compute.equal(batch["outcome"], "open")).to_pylist():
             unknown.add(f"{row['file']} {row['copy']}")
+    begin = file_state(newest.parent / WORKFLOW)  # its first file
     for path in older:
+        is_beside = begin is not None and path.stat().st_mtime_ns > begin.st_mtime_ns
+        taken = [*OUTCOMES, "used"] if is_beside else OUTCOMES
         for batch in _read_manifest(path):
-            is_unused = compute.is_in(batch["outcome"], value_set=pa.array(OUTCOMES))
-            for row in batch.filter(is_unused).to_pylist():
+            is_taken = compute.is_in(batch["outcome"], value_set=pa.array(taken))
+            for row in batch.filter(is_taken).to_pylist():
                 if (name := f"{row['file']} {row['copy']}") in unknown:
-                    unused.append(Outcome(name, f"{row['outcome']} {row['reason']}", row["detail"]))
-    find = unused.finder()
+                    known.append(Outcome(name, f"{row['outcome']} {row['reason']}", row["detail"]))
+    find = known.finder()
     for batch in _read_manifest(newest):
         for row in batch.to_pylist():
             if row["outcome"] == "open" and (found := find(f"{row['file']} {row['copy']}")):
@@ -314,19 +320,21 @@ def _write_case_tables(
 
     stem, schema = out / MEASUREMENTS, _schema(MEASUREMENT_COLUMNS)
     pieces = merge_rows(stem, schema, tabled.copied_names(), measured())
-    is_changed = write_rows(stem, schema, pieces)
+    is_changed, written = write_rows(stem, schema, pieces)
     stem, names = out / RADIOMICS, tabled.columns()
     if names:
         schema = _schema(("case", *names, "recipe"))
         copied, folders = tabled.copied_names(), tabled.folders()
         if not has_columns(stem, schema):  # each settings of features have their own
             copied, folders = iter(()), tabled.with_features()
-        is_changed |= write_rows(stem, schema, merge_rows(stem, schema, copied, features(folders)))
+        pieces = merge_rows(stem, schema, copied, features(folders))
+        is_other, of_features = write_rows(stem, schema, pieces)
+        is_changed, written = is_changed or is_other, written | of_features
     else:
         for path in (stem.with_suffix(".csv"), stem.with_suffix(".parquet")):
             is_changed |= path.exists()
             path.unlink(missing_ok=True)
-    tabled.save(damaged)
+    tabled.save(damaged, written)
     return is_changed
 
 

@@ -30,6 +30,7 @@ from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.growing_table import (
     append_lines,
     file_size,
+    file_state,
     read_both,
     write_groups,
 )
@@ -190,7 +191,8 @@ class Ledger:
     """
 
     def __init__(self, out: Path) -> None:
-        self._out, self._noted, self.is_damaged = out, list[PublishedCase](), False
+        self._out, self.is_damaged = out, False
+        self._noted: list[tuple[PublishedCase, int]] = []  # with the inodes that were looked at
         self._listed = list_folders(out)
         self._lookup = Lookup(self._listed["name"])
         self._names = self._lookup.column
@@ -213,23 +215,23 @@ class Ledger:
             return source == case.source_hash
         return bool(case.stamp) and stamp == case.stamp
 
-    def note(self, case: Case, *, current: bool) -> None:
-        """Note what the folder of a case was found to say: that its result is current, or not.
+    def note(self, case: Case, *, whole: bool) -> None:
+        """Note what the folder of a case says, if its result was found to be whole, or nothing.
 
-        Notes are written some thousand at once, and by `gather`. A folder without a result needs
-        none.
+        It may be a result of other files than those of the case, such as a copy of them. Notes are
+        written some thousand at once, and by `gather`. A folder without a result needs none.
         """
         found = self._find(case.folder_name)
         if found is None:
             return
         name, inode = case.folder_name, self._listed["inode"][found].as_py()
         row = PublishedCase(name, case.id, "", "", "", 0)  # nothing may be said of it
-        if current:
+        if whole:
             with suppress(*_DAMAGE):
                 row = PublishedCase.read(case_folder(self._out, name), name, inode)
         if self._provenance(found) == ((row.recipe, row.source, row.stamp) if row.inode else _NONE):
             return
-        self._noted.append(row)
+        self._noted.append((row, inode))
         if len(self._noted) >= _NOTED_AT_ONCE:
             self._write_notes()
 
@@ -297,7 +299,14 @@ class Ledger:
         with suppress(OSError):
             if noted and private.is_dir():  # nothing is noted for an OUT that no key has claimed
                 with locked_folder(private):
-                    _append(private, noted)
+                    # Not of folders that another process has replaced since
+                    rows = [row for row, inode in noted if self._inode(row.name) == inode]
+                    if rows:
+                        _append(private, rows)
+
+    def _inode(self, name: str) -> int:
+        state = file_state(case_folder(self._out, name))
+        return 0 if state is None else state.st_ino
 
     def _find(self, name: str) -> int | None:
         """Return the place of a folder in the list."""

@@ -146,8 +146,19 @@ def clean_up(out: Path, since: float) -> None:
     """
     check_links(out)
     _recover(out)
-    for name in ("", "failed", "report", "report/thumbs", "review", PRIVATE, ".work"):
-        remove_stale_temporaries(out / name, since)
+    names = (
+        "",
+        "failed",
+        "report",
+        "report/thumbs",
+        "review",
+        PRIVATE,
+        f"{PRIVATE}/index",
+        ".work",
+    )
+    runs = [*out.glob("runs/*"), *(out / PRIVATE).glob("runs/*")]
+    for folder in (*map(out.joinpath, names), *runs):
+        remove_stale_temporaries(folder, since)
     work = out / ".work"
     for path in work.iterdir() if work.is_dir() else ():
         with suppress(FileNotFoundError):  # removed by the run of another shard

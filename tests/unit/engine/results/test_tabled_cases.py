@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from scanloom.io.output import ledger
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.layout import case_folder, iter_cases
 from scanloom.io.output.measurements import write_measurements
+from scanloom.io.system.atomic_write import atomic_write
 from support.layouts import fan_by_hand, folder_of
 from support.make_report import add_failure, measured
 
@@ -121,6 +123,27 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tables:
 
 def test_nothing_changed_reads_and_writes_nothing(written: Tables) -> None:
     assert written.write() == (False, [])
+
+
+def test_tables_that_another_process_put_in_their_place_are_not_taken_for_these(
+    written: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two shards end together: one that lacks the last case of the other writes last."""
+    older = files(written.out)
+    publish(written.out, "z", 3)
+    save = tabled_cases.TabledCases.save
+
+    def replace_and_save(*arguments: Any) -> None:
+        for name, content in older.items():
+            atomic_write(written.out / name, partial(Path.write_bytes, data=content))
+        save(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tabled_cases.TabledCases, "save", replace_and_save)
+        assert tables.write_case_tables(written.out, set())
+    assert files(written.out) == older
+
+    assert written.write() == (True, list("bdfhjlnpz"))
 
 
 @pytest.mark.parametrize("name", ["a", "g", "z"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -63,6 +64,19 @@ def test_a_retried_file_has_its_last_outcome(out: Path) -> None:
     merge_shard_tables(out)
 
     assert outcomes(out) == ["used", "failed", "open"]  # results are seen by who ended last
+
+
+def test_a_result_that_came_while_the_newest_manifest_was_written_is_known(out: Path) -> None:
+    """Both shards run at the same time, and the one that writes last looked before."""
+    shard(out, "1", [USED, OPEN, FAILED])
+    shard(out, "2", [OPEN, USED, OPEN])
+    for moment, name in enumerate(("workflow.json", "manifest.parquet")):
+        for run in (1, 2):
+            os.utime(out / "runs" / str(run) / name, (moment, moment + run / 10))
+
+    assert merge_shard_tables(out)
+
+    assert outcomes(out) == ["used", "used", "failed"]
 
 
 def test_another_workflow_is_another_run(out: Path) -> None:

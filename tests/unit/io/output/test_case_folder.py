@@ -363,6 +363,9 @@ def test_tidy_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
     dead = work / f"{CASE}.{'0' * 8}.1.2.{'3' * 8}.new"  # of another host, and a day old
     dead.mkdir()
     drafts = [out / ".manifest.csv.0123abcd", out / "failed" / ".x.json.0123abcd"]
+    for folder in ("private/index", "private/runs/1", "runs/1"):
+        (out / folder).mkdir(parents=True)
+        drafts.append(out / folder / ".x.parquet.0123abcd")
     drafts += [out / "private" / ".index.parquet.0123abcd", work / f"lock.{'0' * 8}.1.2.{'3' * 8}"]
     for path in (*drafts, work / "run-1-of-2.lock", out / ".hidden"):
         path.touch()

@@ -1,0 +1,91 @@
+"""What an output folder says, apart from times, and what no run needs: to compare two of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from scanloom.io.identity import key_fingerprint
+from scanloom.io.index.build import stored_index
+from scanloom.io.output.audit import read_trail
+from support.index_rows import index_rows
+from support.layouts import case_folders
+
+TABLES = ("manifest", "measurements")
+
+
+def digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+
+
+def output_state(out: Path, key: bytes) -> dict[str, Any]:
+    """Return all that an output folder says, by subject."""
+    from pyarrow import parquet
+
+    folders = {folder.name: folder for folder in case_folders(out)}
+    private = out / "private"
+    inodes = {name: folder.stat().st_ino for name, folder in folders.items()}
+
+    def of_folders(name: str) -> list[dict[str, Any]]:
+        rows = parquet.read_table(private / f"{name}.parquet").to_pylist()
+        return [{**row, "inode": row["inode"] == inodes.get(row["name"])} for row in rows]
+
+    index = stored_index(out, key_fingerprint(key))
+    assert index is not None
+    files = [path for name in ("cases", "failed") for path in (out / name).rglob("*")]
+    files += [out / f"{table}.csv" for table in TABLES]
+    return {
+        "files": {
+            path.relative_to(out).as_posix(): digest(path)
+            for path in files
+            if path.is_file() and path.name != "timing.json"
+        },
+        "tables": [parquet.read_table(out / f"{table}.parquet").to_pylist() for table in TABLES],
+        "counts": index.counts(),
+        "index": index_rows(index),
+        "crosswalk": sorted(
+            str(row) for row in parquet.read_table(private / "crosswalk.parquet").to_pylist()
+        ),
+        "ledger": of_folders("ledger"),
+        "tabled": of_folders("tabled"),
+        "trail": told_results(out, key),
+        "report": shown_rows(out),
+    }
+
+
+def told_results(out: Path, key: bytes) -> dict[str, str]:
+    """Return the sums of the results that the audit trail tells, which checks each of its lines."""
+    told: dict[str, str] = {}
+    for line in read_trail(out, key):
+        if line["event"] == "segmented":
+            told[line["case"]] = line["sums"]
+        elif line["event"] == "withdrawn":
+            # Once more if it was killed between this line and the rename
+            assert told.pop(line["case"], line["sums"]) == line["sums"]
+    return told
+
+
+def shown_rows(out: Path) -> dict[str, Any]:
+    """Return the rows of the report's page, and how they are sorted and searched, without times."""
+    page = (out / "report" / "index.html").read_text()
+    [text] = re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)
+    data = json.loads(text)
+    parts = {name: part for name, part in data.pop("parts").items() if "seconds" not in name}
+    for name, rows in parts.items():
+        if name.startswith("rows-"):
+            parts[name] = [{**row, "seconds": None} for row in rows]
+    return data | parts
+
+
+def left_over(out: Path, temporary: Path) -> list[str]:
+    """Return what no run needs: claims, locks, drafts, lists, lines that are not in their table."""
+    known = {".work", ".lock"}
+    names = ["*.claim", "*.lock", "*.jsonl", "progress", "sorted.*", "clock.*", ".*"]
+    found = {path for name in names for path in out.rglob(name) if path.name not in known}
+    found -= {out / "private" / "audit.jsonl", *out.glob("runs/*/log.jsonl")}
+    found -= set(out.glob("private/runs/*/cases.jsonl"))
+    found |= set((out / ".work").glob("*")) | set(temporary.glob("*"))
+    return sorted(map(str, found))
