@@ -314,7 +314,7 @@ def main() -> None:
         for count in options.rows:
             with tempfile.TemporaryDirectory() as folder:
                 rows = MEASURES[name](Path(folder) / "out", count, options.chromium)
-            print(f"\n{table((f'{name} of {count:,}', ''), rows)}", flush=True)
+                print(f"\n{table((f'{name} of {count:,}', ''), rows)}", flush=True)
 
 
 if __name__ == "__main__":

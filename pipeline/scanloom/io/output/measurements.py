@@ -131,7 +131,7 @@ def rounded(value: float) -> float:
 # Cells of CSV files that a spreadsheet must not execute.
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)", re.ASCII)
-_FORMULA_PREFIXES = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+FORMULA_PREFIXES = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 """Characters that begin a formula in a spreadsheet, the full-width forms of = + - @ included."""
 
 
@@ -140,6 +140,6 @@ def escape_formula(cell: str) -> str:
 
     Numbers stay as they are: "-3.5" is not a formula, "-3.5+1" is.
     """
-    if cell.startswith(_FORMULA_PREFIXES) and not _NUMBER.fullmatch(cell):
+    if cell.startswith(FORMULA_PREFIXES) and not _NUMBER.fullmatch(cell):
         return f"'{cell}"
     return cell
