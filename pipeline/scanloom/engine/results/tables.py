@@ -603,7 +603,10 @@ def _files_by_id(
     index: Index, series_ids: Collection[str], key: bytes
 ) -> Iterator[tuple[str, str, str, str]]:
     """Yield the id, path and kind of the files of some series, and the id of their series."""
-    for (entry, _, series), look in zip(index.files(), index.infos(), strict=True):
-        series_id = series.id if series else ""
-        if series_id in series_ids:
+    if "" not in series_ids:
+        for entry, look, series in index.files_of_series(series_ids):
+            yield manifest_file_id(entry.path, look.packed, key), entry.path, look.kind, series.id
+        return
+    for (entry, _, maybe), look in zip(index.files(), index.infos(), strict=True):  # all parts
+        if (series_id := maybe.id if maybe else "") in series_ids:
             yield manifest_file_id(entry.path, look.packed, key), entry.path, look.kind, series_id
