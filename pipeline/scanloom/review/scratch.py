@@ -24,7 +24,7 @@ COLUMN_NUMBERS = 4096
 """Numbers of a column that are in memory while it grows."""
 
 Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
+Stored = TypeVar("Stored")
 
 
 class _ScratchFile:
@@ -110,7 +110,7 @@ class Texts:
         self._ends.append(self._file.append(data) + len(data))
 
 
-class Objects(Generic[Value]):
+class Objects(Generic[Stored]):
     """Objects that are added one by one and read by their place, from 0; by any threads.
 
     They are pickled into a file that no other process can open.
@@ -120,7 +120,7 @@ class Objects(Generic[Value]):
         self._file, self._ends = _ScratchFile(folder), array("Q", [0])
         self._guard = threading.Lock()
 
-    def add(self, value: Value) -> int:
+    def add(self, stored: Stored) -> int:
         """Add an object; return its place.
 
         Raises
@@ -128,18 +128,18 @@ class Objects(Generic[Value]):
         OSError
             If it can't be written.
         """
-        data = pickle.dumps(value)
+        pickled = pickle.dumps(stored)
         with self._guard:
-            self._ends.append(self._file.append(data) + len(data))
+            self._ends.append(self._file.append(pickled) + len(pickled))
             return len(self._ends) - 2
 
-    def __getitem__(self, place: int) -> Value:
+    def __getitem__(self, place: int) -> Stored:
         """Return an object, equal to the one that was added."""
         with self._guard:
             begin, end = self._ends[place], self._ends[place + 1]
-            data = self._file.read(begin, end - begin)
-        value: Value = pickle.loads(data)  # noqa: S301  # of this process
-        return value
+            pickled = self._file.read(begin, end - begin)
+        stored: Stored = pickle.loads(pickled)  # noqa: S301  # of this process
+        return stored
 
 
 class Columns(Generic[Key]):
