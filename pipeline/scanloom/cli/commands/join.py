@@ -107,8 +107,8 @@ def _finder(out: Path, ids: set[str], key: bytes) -> FindSources:
         # of all that are known those first that are wanted: a small set to look each up in
         among = compute.is_in(known, value_set=compute.unique(wanted))
         numbers = compute.indices_nonzero(among)
-        found = numbers.take(compute.index_in(wanted, value_set=known.filter(among)))
-        return compute.subtract(last, found.cast(pa.int64()))
+        reversed_places = numbers.take(compute.index_in(wanted, value_set=known.filter(among)))
+        return compute.subtract(last, reversed_places.cast(pa.int64()))
 
     def find(row_ids: pa.Array, copies: pa.Array) -> pa.Table:
         found = places(keys(row_ids, copies))

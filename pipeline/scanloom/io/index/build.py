@@ -150,15 +150,15 @@ class Index:
         self, ids: Collection[str]
     ) -> Iterator[tuple[FileEntry, FileInfo, IndexedSeries]]:
         """Yield the files of some series in the order of `files`; no other part is read."""
-        wanted = list(self.series.with_ids(ids))
-        of_parts = {piece for series in wanted for piece in series.pieces}
-        numbers = {run.part for series in wanted for run in series.files}
-        for number in sorted(numbers | {part for part, _ in of_parts}):
-            part = StoredPart(self.store, self.catalogue.parts[number][0])
-            groups = {n: series for n, series in enumerate(part.series()) if series.id in ids}
-            groups |= {n: s for s in wanted for piece, n in s.pieces if piece == number}
-            reasons = part.lists("reason")[0]
-            for row, group, entry, info in part.files_of(groups):
+        selected = list(self.series.with_ids(ids))
+        of_parts = {piece for series in selected for piece in series.pieces}
+        numbers = {run.part for series in selected for run in series.files}
+        for number in sorted(numbers | {number for number, _ in of_parts}):
+            stored = StoredPart(self.store, self.catalogue.parts[number][0])
+            groups = {n: series for n, series in enumerate(stored.series()) if series.id in ids}
+            groups |= {n: s for s in selected for piece, n in s.pieces if piece == number}
+            reasons = stored.lists("reason")[0]
+            for row, group, entry, info in stored.files_of(groups):
                 if not (reasons[row] and groups[group].slices):
                     yield entry, info, groups[group]
 

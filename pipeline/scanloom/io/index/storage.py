@@ -487,10 +487,10 @@ class StoredSeries(Sequence[IndexedSeries]):
         import pyarrow as pa
         from pyarrow import compute
 
-        column, wanted = f"{_SERIES}id", pa.array(ids, pa.string())
+        column, requested = f"{_SERIES}id", pa.array(ids, pa.string())
         for group in range(self._file.num_row_groups):
             of_group = self._file.read_row_group(group, [column], use_threads=False)
-            is_wanted = compute.is_in(of_group.column(0), value_set=wanted)
+            is_wanted = compute.is_in(of_group.column(0), value_set=requested)
             if compute.any(is_wanted).as_py():
                 rows = self._file.read_row_group(group, use_threads=False).filter(is_wanted)
                 yield from _series_rows(rows)

@@ -313,12 +313,12 @@ def read_tabled(out: Path) -> Iterator[TabledCase]:
         ):
             return
         measured = itertools.groupby(_measured(table), key=itemgetter(0))
-        found, rows = next(measured, _END)
+        measured_name, rows = next(measured, _END)
         for case in _rows(file, ("name", "time", "inode", "described")):
-            while found and found < case["name"]:
-                found, rows = next(measured, _END)
+            while measured_name and measured_name < case["name"]:
+                measured_name, rows = next(measured, _END)
             if case["described"]:
-                of_case = tuple(m for _, m in rows) if found == case["name"] else ()
+                of_case = tuple(m for _, m in rows) if measured_name == case["name"] else ()
                 document = json.loads(case.pop("described"))
                 yield TabledCase(**case, document=document, measurements=of_case)
 
