@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,6 +145,22 @@ class Index:
         """Yield the result of inspecting each file, in the order of `files`."""
         for _, part in self._parts():
             yield from part.infos()
+
+    def files_of_series(
+        self, ids: Collection[str]
+    ) -> Iterator[tuple[FileEntry, FileInfo, IndexedSeries]]:
+        """Yield the files of some series in the order of `files`; no other part is read."""
+        selected = list(self.series.with_ids(ids))
+        of_parts = {piece for series in selected for piece in series.pieces}
+        numbers = {run.part for series in selected for run in series.files}
+        for number in sorted(numbers | {number for number, _ in of_parts}):
+            stored = StoredPart(self.store, self.catalogue.parts[number][0])
+            groups = {n: series for n, series in enumerate(stored.series()) if series.id in ids}
+            groups |= {n: s for s in selected for piece, n in s.pieces if piece == number}
+            reasons = stored.lists("reason")[0]
+            for row, group, entry, info in stored.files_of(groups):
+                if not (reasons[row] and groups[group].slices):
+                    yield entry, info, groups[group]
 
     def _parts(self) -> Iterator[tuple[int, StoredPart]]:
         for number, (name, _) in enumerate(self.catalogue.parts):

@@ -482,6 +482,19 @@ class StoredSeries(Sequence[IndexedSeries]):
         for batch in self._file.iter_batches(_ROW_GROUP, columns=[column], use_threads=False):
             yield from batch[column].to_pylist()
 
+    def with_ids(self, ids: Collection[str]) -> Iterator[IndexedSeries]:
+        """Yield the series that have one of some IDs."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        column, requested = f"{_SERIES}id", pa.array(ids, pa.string())
+        for group in range(self._file.num_row_groups):
+            of_group = self._file.read_row_group(group, [column], use_threads=False)
+            is_wanted = compute.is_in(of_group.column(0), value_set=requested)
+            if compute.any(is_wanted).as_py():
+                rows = self._file.read_row_group(group, use_threads=False).filter(is_wanted)
+                yield from _series_rows(rows)
+
     def pieces(self, store: Store) -> Iterator[tuple[int, dict[int, IndexedSeries]]]:
         """Yield parts, in order, and the series in several pieces of which groups of them are some.
 
