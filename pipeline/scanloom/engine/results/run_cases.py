@@ -99,7 +99,7 @@ class RunCases:
         self._made, self._since = made, pending.end if isinstance(pending, CaseFile) else 0
         self._out, self._scope, self._cards = out, scope, cards
         self._candidates, self._complete, self._ledger = candidates, complete, ledger
-        self._folders = crosswalk.case_folders(out)
+        self._folders = crosswalk.renamed_folders(out)
         self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
         self._ended = Outcomes()
         self._ids, self._names = NameSet(), NameSet()
@@ -406,7 +406,7 @@ class OutdatedMarker:
         }
         if not marked and not cases.other_results():
             return  # nothing can be outdated: a look at each series is spared
-        self._folders = crosswalk.case_folders(self._out)
+        self._folders = crosswalk.renamed_folders(self._out)
         self._ids_by_path = crosswalk.ids_by_volume_file(self._out)
         exclusions = cases.left_out.finder()
         for entry in series:
