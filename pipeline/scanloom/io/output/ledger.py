@@ -197,7 +197,7 @@ class Ledger:
         rows = self._listed_rows()
         self._columns = {name: rows[name].combine_chunks() for name in _PROVENANCE}
         recipes = self._columns.pop("recipe")
-        self._recipes = [*recipes.dictionary.to_pylist(), None]
+        self._recipes: list[str | None] = [*recipes.dictionary.to_pylist(), None]
         self._recipe_numbers = recipes.indices.fill_null(len(self._recipes) - 1).to_numpy()
         self._is_right = self._is_sample_right()
 
@@ -313,7 +313,7 @@ class Ledger:
         return (self._recipe(place), *of_source)
 
     def _recipe(self, place: int) -> str | None:
-        return self._recipes[self._recipe_numbers[place]]
+        return self._recipes[int(self._recipe_numbers[place])]
 
     def _listed_rows(self) -> pa.Table:
         """Return the provenance of each listed folder, null where its row is void or missing."""
