@@ -16,8 +16,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scanloom.core import OUTCOMES, Reason, ScanError, Series, user_cache_folder
 from scanloom.core.process import core_count
@@ -55,9 +56,14 @@ from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.own_python import make_private_folder
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 logger = logging.getLogger(__name__)
 
 INDEX_NAME = "index.parquet"
+PARTS_IN_MEMORY = 8
+"""Parts whose paths are kept: series that follow one another often lie in the same ones."""
 _LINKED = "\0"  # stands for the folder of linked files, which come last
 
 PartName = tuple[str, str]
@@ -189,11 +195,22 @@ class Index:
             stamp=series.stamp,
         )
 
+    @cached_property
+    def _paths_of_part(self) -> Callable[[int], pa.Table]:
+        """Returns paths of the files of a part, and whether each is compressed: 2 MB or so."""
+
+        @lru_cache(PARTS_IN_MEMORY)
+        def read(number: int) -> pa.Table:
+            return StoredPart(self.store, self.catalogue.parts[number][0]).columns(
+                "path", "gzipped"
+            )
+
+        return read
+
     def paths_of(self, series: IndexedSeries) -> Iterator[tuple[str, bool]]:
         """Yield path of each file of a series, and whether it is compressed."""
         for number, runs in itertools.groupby(series.files, key=lambda run: run.part):
-            part = StoredPart(self.store, self.catalogue.parts[number][0])
-            table = part.columns("path", "gzipped")
+            table = self._paths_of_part(number)
             for _, start, stop in runs:
                 rows = table.slice(start, stop - start)
                 for path, gzipped in zip(
