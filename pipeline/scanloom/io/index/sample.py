@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scanloom.core import Reason, ScanError, counted
-from scanloom.io.index.build import Index, index_of, index_of_walk
+from scanloom.io.index.build import Index, index_of_files, index_of_walk
 from scanloom.io.index.walk import DICOMDIR, FileEntry, FileWalk, list_files
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 
@@ -273,20 +273,20 @@ class FolderSample(FileWalk):
                 pairs += [units[:2]] if len(families) > 1 else list(itertools.pairwise(units))
         step = max(1, math.ceil(len(pairs) / _PAIRS))
         first = [[self._first_files(unit) for unit in pair] for pair in pairs[::step]]
-        paths = [path for pair in first for files in pair for path in files]
-        if not paths:
+        files = {file.path: file for pair in first for unit in pair for file in unit}
+        if not files:
             return False
-        found = ((f.entry.path, f.series) for f in index_of(paths, self._key).files())
-        names = {path: s.study if self._whole == "study" else s.id for path, s in found if s}
+        found = ((f.entry, f.series) for f in index_of_files([*files.values()], self._key).files())
+        names = {file: s.study if self._whole == "study" else s.id for file, s in found if s}
         return any(
-            {names.get(path) for path in left} & {names.get(path) for path in right} - {None, ""}
+            {names.get(file) for file in left} & {names.get(file) for file in right} - {None, ""}
             for left, right in first
         )
 
-    def _first_files(self, unit: Unit) -> list[str]:
-        """Return the paths of the first files below a unit."""
+    def _first_files(self, unit: Unit) -> list[FileEntry]:
+        """Return the first files below a unit."""
         listed = (
-            file.path
+            file
             for _, files in FileWalk([unit.path]).folders()
             for file in files
             if not file.reason
@@ -323,14 +323,9 @@ class FolderSample(FileWalk):
     def unit_of(self, path: str) -> int:
         """Return the number of the unit that a file of the sample belongs to."""
         name = path.partition(MEMBER_SEPARATOR)[0]
-        folder = os.path.dirname(name)
-        number = self._numbers.get((True, folder))
-        while number is None:
-            number = self._numbers.get((False, name))
-            name, above = os.path.dirname(name), name
-            if number is None and name == above:
-                raise ValueError("a file of the sample lies in one of its units")
-        return number
+        places = [(False, name), (True, os.path.dirname(name))]  # an archive beside loose files
+        places += [(False, str(folder)) for folder in Path(name).parents]
+        return next(self._numbers[place] for place in places if place in self._numbers)
 
     # --- totals of the archive --------------------------------------------------------------------
 

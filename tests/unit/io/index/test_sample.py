@@ -112,6 +112,45 @@ def test_all_units_together_are_the_archive(tmp_path: Path) -> None:
             assert estimate.low == estimate.total == estimate.high == whole[name]
 
 
+def packed(folder: Path, kind: str) -> Path:
+    """Replace a folder by an archive."""
+    archive = Path(shutil.make_archive(str(folder), kind, folder))
+    shutil.rmtree(folder)
+    return archive
+
+
+def test_archives_are_sampled_beside_folders_and_loose_files(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for n in range(33):
+        write_scan(root / f"{n:02d}", f"1.3.{n}", f"1.2.{n}")
+        if n % 3:
+            packed(root / f"{n:02d}", "zip" if n % 3 == 1 else "gztar")
+    (root / "loose.txt").touch()
+
+    sample = FolderSample([root], LEAST, KEY, archives=True)
+    counts = counted(sample, sample.index())
+
+    assert (sample.found, len(sample.units)) == (34, LEAST + 1)
+    assert {Path(unit.path).suffix for unit in sample.units} == {"", ".zip", ".gz"}
+    files = [1 if unit.kind == "loose" else 3 for unit in sample.units]
+    np.testing.assert_array_equal(sum(counts.values()), files)
+
+
+@pytest.mark.parametrize("kind", ["zip", "gztar"])
+def test_a_study_in_two_archives_is_not_divided(tmp_path: Path, kind: str) -> None:
+    for n in range(40):
+        folder = tmp_path / "in" / f"patient{n // 2:02d}"
+        write_scan(folder / f"{n}", f"1.3.{n // 2}", f"1.2.{n}")
+        packed(folder / f"{n}", kind)
+
+    whole = FolderSample([tmp_path / "in"], 1000, KEY, archives=True)
+
+    assert {unit.kind for unit in whole.units} == {"folder"}
+    assert whole.found == 20
+    divided = FolderSample([tmp_path / "in"], 1000, KEY, archives=True, whole="series")
+    assert divided.found == 40
+
+
 def test_only_the_sample_is_opened_and_once(tmp_path: Path) -> None:
     root = tmp_path / "in"
     for n in range(80):
