@@ -104,6 +104,9 @@ class FolderSample(FileWalk):
         The sample, in order of the strata.
     found, listed : int
         Units of the archive, and folders that were listed to find them.
+    missed : float
+        Share of the largest folder outside the sample in the entries of all, or of the largest
+        archive in the bytes of all; 0 if that is not known.
 
     Raises
     ------
@@ -163,6 +166,8 @@ class FolderSample(FileWalk):
             sizes.append(len(stratum))
             numbers += [number] * count
         self._sizes, self._strata = np.array(sizes), np.array(numbers)
+        drawn = frozenset(self.units)
+        self.missed = max(_largest_share(frame, kind, drawn) for kind in ("folder", "file"))
 
     # --- the units of the archive -----------------------------------------------------------------
 
@@ -360,6 +365,13 @@ class FolderSample(FileWalk):
         quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom))
         factor = math.exp(min(quantile * math.sqrt(variance) / total, 700.0))
         return Estimate(sampled, total, max(total / factor, sampled), total * factor)
+
+
+def _largest_share(frame: Sequence[Unit], kind: str, drawn: Set[Unit]) -> float:
+    """Return the share of the largest unit of a kind that was not drawn in the size of all."""
+    units = [unit for unit in frame if unit.kind == kind]
+    largest = max((unit.size for unit in units if unit not in drawn), default=0)
+    return max(0.0, largest / max(1, sum(unit.size for unit in units)))
 
 
 def _duplicate(entry: FileEntry) -> FileEntry:

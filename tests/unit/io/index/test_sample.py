@@ -164,6 +164,22 @@ def test_only_the_sample_is_opened_and_once(tmp_path: Path) -> None:
     assert (estimate.sampled, estimate.total) == (60, 240)
 
 
+def test_a_large_folder_outside_the_sample_is_told(tmp_path: Path) -> None:
+    """100 folders of 3 entries, and one of 300: half of all is in it."""
+    root = tmp_path / "in"
+    for n in range(101):
+        (root / f"{n:03d}").mkdir(parents=True)
+        for k in range(300 if n == 50 else 3):
+            (root / f"{n:03d}" / f"{k}.txt").touch()
+
+    samples = [FolderSample([root], 0.25, KEY, seed=seed) for seed in range(20)]
+
+    large = str(root / "050")
+    for sample in samples:
+        is_drawn = large in {unit.path for unit in sample.units}
+        assert sample.missed == (0.005 if is_drawn else 0.5)
+
+
 def test_what_can_not_be_sampled_is_refused_with_what_would_do(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "in", patients(100))
     with pytest.raises(ScanError, match=rf"5 of 100 folders .*--sample {LEAST}"):
