@@ -166,8 +166,8 @@ class FolderSample(FileWalk):
             sizes.append(len(stratum))
             numbers += [number] * count
         self._sizes, self._strata = np.array(sizes), np.array(numbers)
-        drawn = frozenset(self.units)
-        self.missed = max(_largest_share(frame, kind, drawn) for kind in ("folder", "file"))
+        sample = frozenset(self.units)
+        self.missed = max(_largest_share(frame, kind, sample) for kind in ("folder", "file"))
 
     # --- the units of the archive -----------------------------------------------------------------
 
@@ -367,10 +367,10 @@ class FolderSample(FileWalk):
         return Estimate(sampled, total, max(total / factor, sampled), total * factor)
 
 
-def _largest_share(frame: Sequence[Unit], kind: str, drawn: Set[Unit]) -> float:
-    """Return the share of the largest unit of a kind that was not drawn in the size of all."""
+def _largest_share(frame: Sequence[Unit], kind: str, sample: Set[Unit]) -> float:
+    """Return the share of the largest unit of a kind outside a sample in the size of all."""
     units = [unit for unit in frame if unit.kind == kind]
-    largest = max((unit.size for unit in units if unit not in drawn), default=0)
+    largest = max((unit.size for unit in units if unit not in sample), default=0)
     return max(0.0, largest / max(1, sum(unit.size for unit in units)))
 
 
