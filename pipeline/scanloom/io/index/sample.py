@@ -328,9 +328,9 @@ class FolderSample(FileWalk):
     def unit_of(self, path: str) -> int:
         """Return the number of the unit that a file of the sample belongs to."""
         name = path.partition(MEMBER_SEPARATOR)[0]
-        places = [(False, name), (True, os.path.dirname(name))]  # an archive beside loose files
-        places += [(False, str(folder)) for folder in Path(name).parents]
-        return next(self._numbers[place] for place in places if place in self._numbers)
+        units = [(False, name), (True, os.path.dirname(name))]  # an archive beside loose files
+        units += [(False, str(folder)) for folder in Path(name).parents]
+        return next(self._numbers[unit] for unit in units if unit in self._numbers)
 
     # --- totals of the archive --------------------------------------------------------------------
 

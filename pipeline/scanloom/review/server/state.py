@@ -580,7 +580,7 @@ class ReviewState:
         Raises
         ------
         ScanError, RefusedError
-            As for `keep`; NOTHING if there is none.
+            As for `keep`; NOTHING without one.
         """
         with self._after(name, reviewer, last):
             undone = self.log.undo(reviewer, name)
