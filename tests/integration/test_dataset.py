@@ -18,7 +18,7 @@ from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from support.canaries import birds
 from support.commands import scanloom, write_tiny_bundle
 from support.model_cards import smooth_scan
-from support.review_cases import Serving, change
+from support.review_cases import Serving, change, judged
 from support.write_dicom import Geometry, Words, write_series
 
 FILE = "segmentation.nii.gz"
@@ -34,8 +34,7 @@ def write_study(archive: Path, n: int, study: str, patient: str) -> None:
 
 
 def judge(client: Any, name: str, decision: str) -> None:
-    case = client.get(f"/api/case/{name}").json()
-    body = {"decision": decision, "recipe": case["recipe"], "seen": case["seen"]}
+    body = judged(client.get(f"/api/case/{name}").json(), decision)
     assert client.post(f"/api/case/{name}/verdict", json=body).status_code == 200
 
 

@@ -43,6 +43,7 @@ from support.processes import next_line
 from support.review_cases import (
     Serving,
     change,
+    judged,
     publish_scan,
     scan_array,
 )
@@ -528,18 +529,17 @@ def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
         case = client.get(f"/api/case/{name}").json()
         assert case["image"] == "source"
         stroke = {"layer": 0, "plane": "axial", "index": 2, "points": [[3, 3]], "radius_mm": 9.0}
-        body = {"decision": "edit", "recipe": case["recipe"], "seen": case["seen"]}
+        body = judged(case, "edit", comment="CANARY")
         answers = [
             client.get("/r1/"),
             client.get("/api/worklist"),
             client.get(f"/api/case/{name}"),
             change(client, name, "stroke", **stroke, label=1),
             change(client, name, "draft/save"),
-            client.post(f"/api/case/{name}/verdict", json={**body, "comment": "CANARY"}),
+            client.post(f"/api/case/{name}/verdict", json=body),
         ]
         assert [each.status_code for each in answers] == [200] * 5 + [409]
-        case = client.get(f"/api/case/{name}").json()
-        body |= {"recipe": case["recipe"], "seen": case["seen"], "comment": "CANARY"}
+        body = judged(client.get(f"/api/case/{name}").json(), "edit", comment="CANARY")
         assert client.post(f"/api/case/{name}/verdict", json=body).status_code == 200
     assert not birds(b"".join(each.content for each in answers))
     files = [path for path in (output.out / "review").rglob("*") if path.is_file()]

@@ -16,7 +16,7 @@ import yaml
 
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from support.commands import scanloom
-from support.review_cases import KEY, Serving, change, version_of
+from support.review_cases import KEY, Serving, change, judged, version_of
 
 SIZE, SPACING = 32, 1.5
 """Voxels along an axis, and their size in mm."""
@@ -142,8 +142,7 @@ def correct(client: Any, case: str, balls: tuple[Ball, ...]) -> None:
 
 
 def accept(client: Any, case: str) -> None:
-    document = client.get(f"/api/case/{case}").json()
-    body = {"decision": "accept", "recipe": document["recipe"], "seen": document["seen"]}
+    body = judged(client.get(f"/api/case/{case}").json())
     assert client.post(f"/api/case/{case}/verdict", json=body).status_code == 200
 
 

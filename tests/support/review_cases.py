@@ -33,6 +33,12 @@ NAME = "0"
 """Stands for any case where only its place in a list matters."""
 
 
+def judged(case: dict[str, Any], decision: str = "accept", **more: Any) -> dict[str, Any]:
+    """Return a verdict about a case as it was shown."""
+    shown = {name: case[name] for name in ("recipe", "seen", "last")}
+    return {"decision": decision, **shown, **more}
+
+
 class Bands(Threshold):
     """Labels intensities by bands: from 300 on the first structure, 600, 900; in two layers."""
 

@@ -50,6 +50,8 @@ class Status:
         Number of planned cases.
     before : int
         Cases that were done by earlier runs.
+    recalled : int
+        Number of `before` of which a worker had to compare the scan, such as copied ones.
     work, worked : int
         Cases that this run has to work on, and those of them that have ended. The others were done
         before, or refused by their headers. 0 while the archive is indexed.
@@ -86,6 +88,7 @@ class Status:
     state: str
     cases: int = 0
     before: int = 0
+    recalled: int = 0
     work: int = 0
     worked: int = 0
     indexed: int = 0
@@ -236,10 +239,15 @@ class StatusWriter:
         self._writer.start()
 
     def plan(self, cases: int, before: int, work: int) -> None:
-        """Set the number of planned cases, of those done by earlier runs, and of those to run."""
+        """Add planned cases: all of them, those done by earlier runs, and those to run."""
         with self._lock:
+            status = self._status
             self._status = replace(
-                self._status, state="running", cases=cases, before=before, work=work
+                status,
+                state="running",
+                cases=status.cases + cases,
+                before=status.before + before,
+                work=status.work + work,
             )
 
     def state(self, state: str) -> None:
@@ -264,12 +272,14 @@ class StatusWriter:
             if is_work:
                 self._moments.append(time.monotonic())
             status, reason = self._status, record.reason
-            outcome = "done" if reason is None else reason.outcome
+            ended = "before" if record.reused else "done"
+            outcome = ended if reason is None else reason.outcome
             reasons = Counter(status.reasons) + Counter([reason.code] if reason else ())
             self._status = replace(
                 status,
                 **{outcome: getattr(status, outcome) + 1},
                 worked=status.worked + is_work,
+                recalled=status.recalled + record.reused,
                 remade=status.remade + (reason is None and record.updated),
                 reasons=dict(sorted(reasons.items())),
             )

@@ -826,8 +826,22 @@ def plan_sample(
         written=written,
         unknown=unknown,
         unseen=sample.found * (1 - 0.05 ** (1 / len(sample.units))),
-        notes=tuple(_disk_notes(written, out)) if written else (),
+        notes=tuple(_sample_notes(sample, written or (0.0, 0.0), out)),
     )
+
+
+_LARGE_SHARE = 0.1
+"""Share of the entries, or bytes, of an archive from which one folder decides on its totals."""
+
+
+def _sample_notes(sample: FolderSample, written: Range, out: Path) -> Iterator[str]:
+    """Yield a sentence if a large folder is not in a sample, or if the disk may be too small."""
+    if sample.missed > _LARGE_SHARE:
+        yield (
+            f"a folder outside the sample is large, {sample.missed:.0%} of all by its entries: the "
+            "ranges do not hold for what is in it"
+        )
+    yield from _disk_notes(written, out)
 
 
 def _units_of(

@@ -279,7 +279,6 @@ class RunSteps:
         self.status_writer = status_writer
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.name, self.folder = name, self.out / run_files.RUNS / name
-        self._planned = (0, 0, 0)
 
     def save_workflow(self) -> Path:
         """Write the workflow, unchanged, to the run's private folder; return the folder."""
@@ -299,10 +298,7 @@ class RunSteps:
         record_sources(self.out, self.fingerprint, cases)
         failed = sum(1 for _ in self._failed(cases))
         ended, blocked, work = cases.ended, cases.blocked, cases.work
-        added = (work + ended + failed, ended - len(blocked), work)
-        all_cases, before, to_run = (sum(pair) for pair in zip(self._planned, added, strict=True))
-        self._planned = (all_cases, before, to_run)
-        self.status_writer.plan(all_cases, before, to_run)
+        self.status_writer.plan(work + ended + failed, ended - len(blocked), work)
         for record in itertools.chain(blocked, self._failed(cases)):
             self.status_writer.finish(record)
         for record in self._failed(cases):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from scanloom.cli.commands.run import status_line
 from scanloom.core import CaseRecord, Reason
 from scanloom.core.timing import WindowCount
 from scanloom.engine.case_progress import FOLDER, CaseProgress
@@ -40,6 +41,23 @@ def test_status_counts_cases_by_outcome(tmp_path: Path) -> None:
     assert now.per_hour
     assert now.left_s == pytest.approx(4 * now.elapsed_s / 3, abs=1.0)
     assert Status.read(tmp_path).state == "done"
+
+
+def test_a_result_that_a_worker_finds_is_from_before(tmp_path: Path) -> None:
+    """As of a copied scan: comparing its content is work, but gives no result of this run."""
+    status_writer = StatusWriter("run", tmp_path, period=10.0)
+    status_writer.plan(6, before=3, work=3)
+    for name in ("a", "b"):
+        status_writer.start(name)
+        status_writer.finish(CaseRecord(name, None, "", (), tmp_path, reused=True))
+    status_writer.plan(1, before=0, work=1)  # of the next study
+
+    now = status_writer.now()
+    status_writer.close("done")
+
+    assert (now.cases, now.before, now.recalled, now.done) == (7, 5, 2, 0)
+    assert (now.work, now.worked, now.ended) == (4, 2, 5)
+    assert "without result" not in status_line(now)
 
 
 def test_a_case_that_does_not_hold_was_never_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,23 @@ def test_half_of_the_folders_tell_of_all(tmp_path: Path, scans: Path, workflow: 
     assert [path.name for path in out.rglob("*")] == []
     again = plan_sample(workflow, [scans], out, 0.5)
     assert (again.cases, again.opened) == (estimated.cases, 0)
+
+
+def test_a_large_folder_that_was_missed_is_a_note(
+    tmp_path: Path, scans: Path, workflow: Workflow
+) -> None:
+    shutil.copytree(scans, tmp_path / "in")
+    large = tmp_path / "in" / "dump"
+    large.mkdir()
+    for n in range(200):
+        (large / f"{n}.txt").touch()
+    drawn = set[bool]()
+    for seed in range(4):
+        estimated = plan_sample(workflow, [tmp_path / "in"], tmp_path / "out", 0.5, seed=seed)
+        notes = [note for note in estimated.notes if "outside the sample" in note]
+        assert bool(notes) == (estimated.files["skipped"].sampled == 0)
+        drawn.add(bool(notes))
+    assert drawn == {True, False}
 
 
 def test_results_that_are_there_are_scaled_too(

@@ -150,18 +150,21 @@ def estimate_table(estimated: SamplePlan) -> RenderableType:
 
 
 def estimated_exclusions(estimated: SamplePlan) -> list[str]:
-    """Return an estimate for each reason for which cases are not processed, with its advice."""
+    """Return an estimate for each reason for which cases are not processed, with its advice.
+
+    The last line says what a sample may lack.
+    """
     from scanloom.core import Reason
 
     counts = [*estimated.left_out.items(), *estimated.refused.items()]
-    if not counts:
-        return []
-    lines = ["", "Not processed, series and cases"]
+    lines = ["", "Not processed, series and cases"] if counts else []
     for code, amount in sorted(counts, key=lambda each: -each[1].total):
         lines.append(f"{format_estimate(amount)} {code}: {Reason[code].advice}.")
         if code == Reason.NOT_SELECTED.code:  # its details are the workflow's own conditions
             details = estimated.not_selected.items()
             lines += [f"        {format_estimate(each)} {detail}" for detail, each in details]
+    if estimated.sampled == estimated.found:
+        return lines
     rare = f"What is in fewer than {estimated.unseen:,.0f} of the {estimated.found:,} folders"
     return [*lines, f"{rare} may be missing here."]
 

@@ -290,7 +290,7 @@ def status_line(now: Status) -> str:
         return ""
     parts = [f"{now.state}: {now.worked} of {counted(now.work, 'case')}"]
     # the cases that were refused by their headers are no work: the report lists them
-    without_result = now.worked - now.done
+    without_result = now.worked - now.done - now.recalled
     if without_result:
         parts.append(f"{without_result} without result")
     if now.left_s is not None:

@@ -194,7 +194,7 @@ def status_table(status: Status) -> RenderableType:
         table.add_row("rejected", f"{counted(count, 'worker')}: {problem}")
     if status.per_hour:
         remaining = f", {format_clock(status.left_s)} left" if status.left_s else ""
-        table.add_row("rate", f"{counted(round(status.per_hour), 'scan')} an hour{remaining}")
+        table.add_row("rate", f"{counted(round(status.per_hour), 'case')} an hour{remaining}")
     table.add_row("time", format_clock(status.elapsed_s))
     if status.state == "died":
         heard = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.moment))

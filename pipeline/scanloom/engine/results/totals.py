@@ -138,11 +138,16 @@ def _read_log(path: Path) -> Iterator[dict[str, Any]]:
 def _times(
     out: Path, entries: Iterator[dict[str, Any]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return the seconds of each step over the run's published cases, and of each case."""
+    """Return the seconds of each step over the run's published cases, and of each case.
+
+    A case that had its result before was not worked on.
+    """
     steps: dict[str, dict[str, float]] = {}
     seconds: dict[str, float] = {}
     folders: Mapping[str, str] | None = None  # not read for a run that did nothing
     for entry in entries:
+        if entry["recalled"]:
+            continue
         case = entry["case"]
         seconds[case] = sum(attempt["seconds"] for attempt in entry["tries"])
         if entry["reason"] is not None:

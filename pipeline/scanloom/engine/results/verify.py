@@ -21,13 +21,13 @@ from typing import Any, Literal
 from scanloom.core import ScanError
 from scanloom.engine.results import tables
 from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
-from scanloom.io.output.crosswalk import case_folders
+from scanloom.io.output.crosswalk import case_folders, check_sources
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
 from scanloom.io.output.layout import CASES, case_folder, no_results, published_cases
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.measurements import escape_formula
-from scanloom.io.output.private import LEDGER, PRIVATE
+from scanloom.io.output.private import CROSSWALK, LEDGER, PRIVATE
 from scanloom.io.output.tabled_cases import BATCH_ROWS, MEASUREMENTS
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
@@ -168,7 +168,7 @@ class Discrepancy:
 
 
 def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
-    """Compare cases with their SHA256SUMS, audit trail and ledger, and the tables with the cases.
+    """Compare cases with sums, audit trail and ledger, tables with cases; read the crosswalk.
 
     Parameters
     ----------
@@ -203,6 +203,7 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
     yield from _verify_review(out)
     yield from _verify_trail(out, key)
     yield from _verify_ledger(out)
+    yield from _verify_crosswalk(out)
     missing = (case_folder(out, name) for name in sorted(expected.difference(folders.names())))
     yield from (Discrepancy("missing", p.relative_to(out).as_posix()) for p in missing)
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
@@ -271,6 +272,14 @@ def _verify_ledger(out: Path) -> Iterator[Discrepancy]:
     if ledger.is_damaged:
         yield Discrepancy("unreadable", name)
     yield from (Discrepancy("changed", f"{name}, case {case}") for case in ledger.differences())
+
+
+def _verify_crosswalk(out: Path) -> Iterator[Discrepancy]:
+    """Yield the crosswalk if a page of it differs from its checksum."""
+    try:
+        check_sources(out)
+    except (OSError, ScanError):
+        yield Discrepancy("unreadable", f"{PRIVATE}/{CROSSWALK}")
 
 
 def verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:

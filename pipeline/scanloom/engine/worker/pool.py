@@ -173,7 +173,7 @@ class _Queue:
         try:
             outcome = future.result()
             if outcome.record is not None:
-                yield case, outcome
+                yield case, outcome.after_a_death() if self._losses[case.id] else outcome
                 return
         except WorkerLostError as error:
             is_loss = not isinstance(error, WorkerUnfitError)

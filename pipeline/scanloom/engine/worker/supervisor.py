@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import SHUT_WR, socketpair
-from typing import Any
+from typing import Any, Self
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
 from scanloom.core.process import is_limited, limit_met
@@ -273,6 +273,15 @@ class CaseOutcome:
     device: tuple[messages.Span, ...] = ()
     engine: str = ""
 
+    def after_a_death(self) -> Self:
+        """Return the outcome of a case of which an earlier process died.
+
+        A result that was found is taken to be of that process, which may have published it.
+        """
+        if self.record is None:
+            return self
+        return replace(self, record=replace(self.record, reused=False))
+
 
 KILLED = f"died -{signal.SIGKILL.value}"
 """End of a try whose process was killed from outside, which need not be the case's fault."""
@@ -326,7 +335,8 @@ class WorkerSupervisor:
             if self._stopped.wait(pauses[0]):  # a later run retries it
                 record = None
                 break
-        return CaseOutcome(record, tuple(tries), device, self._name)
+        outcome = CaseOutcome(record, tuple(tries), device, self._name)
+        return outcome.after_a_death() if len(tries) > 1 else outcome
 
     def _try_until_sure(
         self, case: Case, tries: list[Attempt]

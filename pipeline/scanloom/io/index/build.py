@@ -270,6 +270,22 @@ def index_of(paths: Sequence[Path | str], key: bytes) -> Index:
     return _built(Store(), FileWalk(paths), key)
 
 
+def index_of_files(entries: Sequence[FileEntry], key: bytes) -> Index:
+    """Return the index of files that were listed, archive members too; it is not stored."""
+    return _built(Store(), _Listed(entries), key)
+
+
+class _Listed(FileWalk):
+    """Some files that were listed."""
+
+    def __init__(self, entries: Sequence[FileEntry]) -> None:
+        super().__init__([])
+        self._entries = list(entries)
+
+    def folders(self) -> Iterator[tuple[str, list[FileEntry]]]:
+        yield "", self._entries
+
+
 def index_of_walk(walk: FileWalk, names: Sequence[str], key: bytes) -> Index:
     """Return the index of the files of a walk, which is cached under some names."""
     return _built(_store_in_cache(names), walk, key)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scanloom.core import Reason, ScanError, counted
-from scanloom.io.index.build import Index, index_of, index_of_walk
+from scanloom.io.index.build import Index, index_of_files, index_of_walk
 from scanloom.io.index.walk import DICOMDIR, FileEntry, FileWalk, list_files
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 
@@ -104,6 +104,9 @@ class FolderSample(FileWalk):
         The sample, in order of the strata.
     found, listed : int
         Units of the archive, and folders that were listed to find them.
+    missed : float
+        Share of the largest folder outside the sample in the entries of all, or of the largest
+        archive in the bytes of all; 0 if that is not known.
 
     Raises
     ------
@@ -163,6 +166,8 @@ class FolderSample(FileWalk):
             sizes.append(len(stratum))
             numbers += [number] * count
         self._sizes, self._strata = np.array(sizes), np.array(numbers)
+        sample = frozenset(self.units)
+        self.missed = max(_largest_share(frame, kind, sample) for kind in ("folder", "file"))
 
     # --- the units of the archive -----------------------------------------------------------------
 
@@ -273,20 +278,20 @@ class FolderSample(FileWalk):
                 pairs += [units[:2]] if len(families) > 1 else list(itertools.pairwise(units))
         step = max(1, math.ceil(len(pairs) / _PAIRS))
         first = [[self._first_files(unit) for unit in pair] for pair in pairs[::step]]
-        paths = [path for pair in first for files in pair for path in files]
-        if not paths:
+        files = {file.path: file for pair in first for unit in pair for file in unit}
+        if not files:
             return False
-        found = ((f.entry.path, f.series) for f in index_of(paths, self._key).files())
-        names = {path: s.study if self._whole == "study" else s.id for path, s in found if s}
+        found = ((f.entry, f.series) for f in index_of_files([*files.values()], self._key).files())
+        names = {file: s.study if self._whole == "study" else s.id for file, s in found if s}
         return any(
-            {names.get(path) for path in left} & {names.get(path) for path in right} - {None, ""}
+            {names.get(file) for file in left} & {names.get(file) for file in right} - {None, ""}
             for left, right in first
         )
 
-    def _first_files(self, unit: Unit) -> list[str]:
-        """Return the paths of the first files below a unit."""
+    def _first_files(self, unit: Unit) -> list[FileEntry]:
+        """Return the first files below a unit."""
         listed = (
-            file.path
+            file
             for _, files in FileWalk([unit.path]).folders()
             for file in files
             if not file.reason
@@ -323,14 +328,9 @@ class FolderSample(FileWalk):
     def unit_of(self, path: str) -> int:
         """Return the number of the unit that a file of the sample belongs to."""
         name = path.partition(MEMBER_SEPARATOR)[0]
-        folder = os.path.dirname(name)
-        number = self._numbers.get((True, folder))
-        while number is None:
-            number = self._numbers.get((False, name))
-            name, above = os.path.dirname(name), name
-            if number is None and name == above:
-                raise ValueError("a file of the sample lies in one of its units")
-        return number
+        units = [(False, name), (True, os.path.dirname(name))]  # an archive beside loose files
+        units += [(False, str(folder)) for folder in Path(name).parents]
+        return next(self._numbers[unit] for unit in units if unit in self._numbers)
 
     # --- totals of the archive --------------------------------------------------------------------
 
@@ -365,6 +365,13 @@ class FolderSample(FileWalk):
         quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom))
         factor = math.exp(min(quantile * math.sqrt(variance) / total, 700.0))
         return Estimate(sampled, total, max(total / factor, sampled), total * factor)
+
+
+def _largest_share(frame: Sequence[Unit], kind: str, sample: Set[Unit]) -> float:
+    """Return the share of the largest unit of a kind outside a sample in the size of all."""
+    units = [unit for unit in frame if unit.kind == kind]
+    largest = max((unit.size for unit in units if unit not in sample), default=0)
+    return max(0.0, largest / max(1, sum(unit.size for unit in units)))
 
 
 def _duplicate(entry: FileEntry) -> FileEntry:

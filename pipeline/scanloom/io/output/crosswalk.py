@@ -28,6 +28,7 @@ from scanloom.io.output.growing_table import (
     append_lines,
     file_size,
     file_state,
+    open_groups,
     read_both,
     read_lines,
     write_groups,
@@ -271,6 +272,18 @@ def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
     return ValueSets(last.column("path"), last.column("id"))
 
 
+def check_sources(out: Path) -> None:
+    """Read the whole table of OUT's crosswalk, so that damage anywhere in it is found.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if a part of it can't be read.
+    """
+    for _ in _groups(out / PRIVATE / CROSSWALK, COLUMNS, None):
+        pass
+
+
 def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
     """Return the last row of each id."""
     return {row.id: row for row in sources}
@@ -317,14 +330,13 @@ def _groups(
 ) -> Iterator[pa.Table]:
     """Yield columns of the table, a group of rows at a time, without those that have others."""
     import pyarrow as pa
-    from pyarrow import compute, parquet
+    from pyarrow import compute
 
     if not path.exists():
         return
     schema = _table([]).schema
     try:
-        # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
-        with open_regular_file(path) as plain, parquet.ParquetFile(plain, pre_buffer=False) as file:
+        with open_regular_file(path) as plain, open_groups(plain) as file:
             for n in range(file.num_row_groups):
                 if wanted is not None:
                     keys = file.read_row_group(n, [wanted[0]], use_threads=False)

@@ -18,6 +18,7 @@ from scanloom.io.system.regular_files import open_link_free, open_regular_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow import parquet
 
 GROUP_ROWS = 100_000
 """Rows of a group: what is read at a time."""
@@ -82,7 +83,7 @@ def read_both(lines: Path, read: Callable[[BinaryIO | None], T]) -> T:
 
 
 def write_groups(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Write tables one behind the other, in groups of GROUP_ROWS.
+    """Write tables one behind the other, in groups of GROUP_ROWS, with a checksum of each page.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def write_groups(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> N
     import pyarrow as pa
     from pyarrow import parquet
 
-    with parquet.ParquetWriter(path, schema) as writer:
+    with parquet.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         rest = schema.empty_table()
         for table in tables:
             rest = pa.concat_tables([rest, table])
@@ -101,6 +102,14 @@ def write_groups(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> N
                 rest = rest.slice(GROUP_ROWS)
         if rest.num_rows:
             writer.write_table(rest)
+
+
+def open_groups(plain: BinaryIO) -> parquet.ParquetFile:
+    """Open a table of `write_groups`; a page that differs from its checksum raises OSError."""
+    from pyarrow import parquet
+
+    # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
+    return parquet.ParquetFile(plain, pre_buffer=False, page_checksum_verification=True)
 
 
 def file_state(path: Path) -> os.stat_result | None:

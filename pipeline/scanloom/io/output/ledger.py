@@ -31,6 +31,7 @@ from scanloom.io.output.growing_table import (
     append_lines,
     file_size,
     file_state,
+    open_groups,
     read_both,
     write_groups,
 )
@@ -431,14 +432,12 @@ def _schema() -> pa.Schema:
 @contextmanager
 def _open_table(path: Path) -> Iterator[parquet.ParquetFile | None]:
     """Open the table; None if there is none."""
-    from pyarrow import parquet
-
     try:
         file = open_regular_file(path)
     except (FileNotFoundError, NotADirectoryError):
         yield None
         return
-    with file, parquet.ParquetFile(file, pre_buffer=False) as table:
+    with file, open_groups(file) as table:
         if table.schema_arrow != _schema():
             raise ValueError("the ledger has other columns")
         yield table

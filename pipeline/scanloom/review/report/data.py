@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -86,13 +86,14 @@ class ReportCase:
 class ExclusionCount:
     """Number of series, and of files, without a result for one reason, and some of their ids.
 
-    `criteria` counts the series by the word of the workflow that left them out (NOT_SELECTED).
+    Series with `files` of None are not in the manifest. `criteria` counts the series by the word of
+    the workflow that left them out (NOT_SELECTED).
     """
 
     code: str
     outcome: str
     series: int
-    files: int
+    files: int | None
     ids: tuple[str, ...] = ()
     criteria: tuple[tuple[str, int], ...] = ()
 
@@ -106,12 +107,12 @@ class ReportData:
     cases : iterator of ReportCase
         The cases, which are read one by one: first those that have a result.
     left_out : list of ExclusionCount
-        Counts by reason, those with the most files first.
+        Counts by reason, those with the most files first. Complete, like `models` and `versions`,
+        when all cases were read.
     files : dict
         Count of files by outcome.
     models : dict
-        Each model of a `case.json`, and each result of several models, once. Complete, like
-        `versions`, when all cases were read.
+        Each model of a `case.json`, and each result of several models, once.
     versions : dict
         Versions of the libraries, from the last case.
     """
@@ -161,10 +162,15 @@ def _read_cases(
         if failure is None and later is not None and later.reason == Reason.STALE.code:
             failure = later  # the newest run did not replace it
         yield _outdated(case, failure) if failure else case
+    unlisted = defaultdict[tuple[str, str], list[str]](list)
     for id_ in sorted(failed):
         if (failure := _failure(out, id_)) is not None:
-            manifest.without_result(failure.id)
+            if manifest.without_result(failure.id) is None:
+                unlisted[failure.reason, failure.status].append(failure.id)
             yield failure
+    for key in sorted(unlisted, key=lambda key: (-len(unlisted[key]), key)):
+        ids = unlisted[key]
+        manifest.left_out.append(ExclusionCount(*key, len(ids), None, tuple(ids[:MAX_IDS])))
     yield from manifest.others()
 
 

@@ -97,21 +97,21 @@ class ReportPage {
     const page = Number.parseInt(fields.get("page") ?? "1", 10) - 1 || 0;
     const opened = fields.get("case");
     return this.update(page, () => {
-      if (opened) this.openCase(opened);
+      if (opened) this.openCase(opened, false);
       else this.leave();
     });
   }
 
-  async openCase(id) {
+  async openCase(id, isNew) {
     const record = await this.fetched(this.index.find(id));
-    if (record) this.open(record);
+    if (record) this.open(record, isNew);
     else this.leave();
   }
 
   leave() {
-    if (!this.dialog.isOpen) return;
     this.opened = null;
-    this.dialog.close();
+    if (this.dialog.isOpen) this.dialog.close();
+    this.remember();
   }
 
   // Selection and order
@@ -132,7 +132,7 @@ class ReportPage {
   }
 
   select() {
-    return this.update();
+    return this.update(0, () => this.remember());
   }
 
   // Conditions of the filters, by field.
@@ -151,7 +151,7 @@ class ReportPage {
   }
 
   // Select, order and draw the rows; then do what follows, unless something else was chosen meanwhile.
-  async update(page = 0, then = () => {}) {
+  async update(page, then) {
     const turn = ++this.turn;
     const terms = valueOf("search").trim().toLowerCase().split(/\s+/).filter(Boolean);
     const selected = await this.fetched(this.index.select(terms, this.conditions()));
@@ -162,7 +162,7 @@ class ReportPage {
 
   sort(key, isAscending) {
     this.showOrder(key, isAscending);
-    return this.order();
+    return this.order(0, () => this.remember());
   }
 
   showOrder(key, isAscending) {
@@ -176,7 +176,7 @@ class ReportPage {
     byId("sort").value = key;
   }
 
-  async order(page = 0, then = () => {}) {
+  async order(page, then) {
     const turn = ++this.turn;
     const asked = this.index.ordered(
       this.selected,
@@ -194,14 +194,14 @@ class ReportPage {
 
   turnPage(by) {
     this.page += by;
+    this.remember();
     this.draw();
     byId("cases").focus();
   }
 
   // The dialog
 
-  open(record) {
-    const isNew = !this.dialog.isOpen;
+  open(record, isNew = !this.dialog.isOpen) {
     this.opened = record;
     this.dialog.show(record, this.shown.indexOf(record.place), this.shown.length);
     this.remember(isNew);
@@ -239,7 +239,6 @@ class ReportPage {
     byId("pages").hidden = this.pageCount === 1;
     byId("back").disabled = this.page === 0;
     byId("next").disabled = this.page + 1 >= this.pageCount;
-    this.remember();
   }
 
   rowOf(record) {

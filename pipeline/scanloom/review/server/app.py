@@ -29,6 +29,7 @@ from scanloom.review.revisions import latest_result
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
 from scanloom.review.server.drafts import Draft, Step, check_result
 from scanloom.review.server.requests import (
+    LastFields,
     StrokeFields,
     TokenFields,
     ToolFields,
@@ -177,15 +178,14 @@ class Routes:
         labels = {f"{layer.model}/{s['label']}" for layer in case.layers for s in layer.structures}
         if not fields.structures.keys() <= labels:
             raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
-        kept = self.state.keep(fields.verdict(name, reviewer), fields.comment.strip())
+        verdict = fields.verdict(name, reviewer)
+        kept = self.state.keep(verdict, fields.comment.strip(), fields.last)
         return JSONResponse({"number": kept.number, **self.state.verdicts(name, reviewer)})
 
     def undo(self, request: Request, reviewer: str) -> Response:
         """Undo the reviewer's last verdict about a case."""
         name = self._name(request, reviewer)
-        undone = self.state.log.undo(reviewer, name)
-        if undone is None:
-            raise RefusedError(409, "NOTHING", "There is no verdict of yours to undo.")
+        undone = self.state.undo(name, reviewer, read_fields(LastFields, request.state.body).last)
         return JSONResponse({"number": undone.number, **self.state.verdicts(name, reviewer)})
 
     def stroke(self, request: Request, reviewer: str) -> Response:

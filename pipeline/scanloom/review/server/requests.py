@@ -101,7 +101,13 @@ class ToolFields(VersionFields):
     radius_mm: float = Field(default=4.0, gt=0, le=MAX_RADIUS_MM)
 
 
-class VerdictFields(Fields, extra="forbid"):
+class LastFields(Fields, extra="forbid"):
+    """Number of the reviewer's last verdict about the case that the page knew; 0 for none."""
+
+    last: int
+
+
+class VerdictFields(LastFields):
     """A verdict with its comment."""
 
     decision: Decision

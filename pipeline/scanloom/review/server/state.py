@@ -360,6 +360,10 @@ BLIND = (
     "Others read this case without knowing of each other: the strokes are kept until all have "
     "decided, save them then."
 )
+DECIDED = (
+    "You decided on this case in another window, or undid that: look at the verdict that counts, "
+    "then do this again."
+)
 ByReviewer = Mapping[str, Verdict]
 AHEAD = 2
 """Cases after the one that is shown, which its page fetches ahead."""
@@ -427,6 +431,7 @@ class ReviewState:
         self.worklist = Worklist(self.out, judged)
         self.drafts = Drafts(self.out)
         self._views, self._guard = dict[str, _View](), threading.Lock()
+        self._deciding = threading.Lock()
         self._start, self._made = secrets.token_hex(4), 0  # of no earlier server
         self._named: tuple[object, ...] = ()
 
@@ -585,6 +590,7 @@ class ReviewState:
         return {
             "state": state_of(case.seen, visible) if case else "",
             "again": name in back,
+            "last": self._last(name, reviewer),
             "verdict": self._shown(visible.get(reviewer)),
             "others": [self._shown(v) for code, v in visible.items() if code != reviewer],
         }
@@ -641,14 +647,21 @@ class ReviewState:
             self.open_cases.forget(name)
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
 
-    def keep(self, verdict: Verdict, comment: str) -> Verdict:
+    def keep(self, verdict: Verdict, comment: str, last: int) -> Verdict:
         """Keep a verdict about the result that there is now, with how it was given.
+
+        Parameters
+        ----------
+        last : int
+            Number of the reviewer's verdict that it replaces; 0 for none.
 
         Raises
         ------
         ScanError
             ID_UNKNOWN if the case was removed; STALE if another result was seen; DISK_FULL or
             OUTPUT_UNWRITABLE.
+        RefusedError
+            VERDICT_CHANGED if another verdict than `last` counts.
         """
         name, reviewer = verdict.case, verdict.reviewer
         # the last look may be older than a correction that was published meanwhile
@@ -662,7 +675,35 @@ class ReviewState:
         independent = not self._may_have_seen_others(name, reviewer)
         reading = 2 if again else 1
         kept = replace(verdict, reading=reading, independent=independent)
-        return self.log.append(kept, comment)
+        with self._after(name, reviewer, last):
+            return self.log.append(kept, comment)
+
+    def undo(self, name: str, reviewer: str, last: int) -> Verdict:
+        """Undo a reviewer's last verdict about a case.
+
+        Raises
+        ------
+        ScanError, RefusedError
+            As for `keep`; NOTHING without one.
+        """
+        with self._after(name, reviewer, last):
+            undone = self.log.undo(reviewer, name)
+        if undone is None:
+            raise RefusedError(409, "NOTHING", "There is no verdict of yours to undo.")
+        return undone
+
+    @contextmanager
+    def _after(self, name: str, reviewer: str, last: int) -> Iterator[None]:
+        """Let a reviewer decide if this verdict is still the last one about the case."""
+        with self._deciding:
+            if last != self._last(name, reviewer):
+                raise RefusedError(409, "VERDICT_CHANGED", DECIDED)
+            yield
+
+    def _last(self, name: str, reviewer: str) -> int:
+        """Return the number of a reviewer's verdict about a case that counts; 0 without one."""
+        verdict = self.log.stack.of_case(name).get(reviewer)
+        return 0 if verdict is None else verdict.number
 
     def _may_have_seen_others(self, name: str, reviewer: str) -> bool:
         """Return whether a reviewer was shown another's verdict on a case.

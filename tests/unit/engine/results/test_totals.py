@@ -40,10 +40,17 @@ STATUS = Status(
 )
 
 
-def logged(case: str, device: list[list[float]], engine: str, reason: str | None = None) -> str:
+def logged(
+    case: str,
+    device: list[list[float]],
+    engine: str,
+    reason: str | None = None,
+    *,
+    recalled: bool = False,
+) -> str:
     tries = [{"end": "done", "alone": False, "seconds": 9.0}]
     line = {"case": case, "reason": reason, "tries": tries, "device": device, "engine": engine}
-    return json.dumps(line) + "\n"
+    return json.dumps({**line, "recalled": recalled}) + "\n"
 
 
 @pytest.fixture
@@ -78,6 +85,16 @@ def test_totals(out: Path) -> None:
     assert {"case": id_of(0), "seconds": 4.75} in totals["slowest"]
     reported = json.loads((out / "runs" / STATUS.run / "totals.json").read_text())
     assert reported == {"schema": 2, **totals}
+
+
+def test_a_result_that_was_found_took_no_time_of_this_run(out: Path) -> None:
+    found = logged(id_of(0), [], "a", recalled=True)
+    (out / "runs" / STATUS.run / "log.jsonl").write_text(found)
+
+    totals = write_totals(out, replace(STATUS, before=3, done=0), joules={"cpu": 300.0})
+
+    assert (totals["steps"], totals["slowest"], totals["device"]) == ({}, [], None)
+    assert totals["joules_a_scan"] is None
 
 
 def test_times_of_folders_that_are_named_by_source(out: Path) -> None:

@@ -13,8 +13,10 @@ from scanloom.engine.results.verify import Discrepancy, unchecked_trail, verify
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.output.audit import AUDIT, AuditTrail
 from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.layout import case_folder, fan_out, published_cases
+from scanloom.io.output.private import private_folder
 from support.layouts import both_layouts, case_folders
 
 
@@ -54,6 +56,18 @@ def test_one_flipped_bit_one_missing_one_extra(out: Path) -> None:
     }
     check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
     assert subprocess.run(check, cwd=first, capture_output=True).returncode == 1
+
+
+def test_a_flipped_bit_of_the_crosswalk_is_found(out: Path) -> None:
+    with private_folder(out, "f" * 26) as private:
+        add_sources(private, [SourceRecord(f"id{n}", "nifti", f"/scan{n}", 1) for n in range(30)])
+    file = out / "private" / "crosswalk.parquet"
+    assert list(verify(out)) == []
+    content = bytearray(file.read_bytes())
+    content[content.index(b"/scan")] ^= 1
+    file.write_bytes(content)
+
+    assert list(verify(out)) == [Discrepancy("unreadable", "private/crosswalk.parquet")]
 
 
 def test_a_case_in_both_layouts_is_named_and_the_older_place_counts(out: Path) -> None:

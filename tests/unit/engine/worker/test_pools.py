@@ -71,7 +71,9 @@ class Threads:
         if self.starts[case.id] <= self._lose:
             future.set_exception(self._error("killed"))
         else:
-            future.set_result(CaseOutcome(CaseRecord(case.id, None, "", (), None), ()))
+            found = self.starts[case.id] > 1  # the lost worker had published it
+            record = CaseRecord(case.id, None, "", (), None, reused=found)
+            future.set_result(CaseOutcome(record, ()))
 
 
 def test_the_window_holds_and_tasks_are_taken_as_there_is_room() -> None:
@@ -93,7 +95,7 @@ def test_a_case_whose_worker_is_lost_runs_again() -> None:
 
     assert dispatch_cases(map(case, "abc"), pool, lambda t, o: records.append(o.record))
 
-    assert [r.reason for r in records] == [None] * 3
+    assert [(r.reason, r.reused) for r in records] == [(None, False)] * 3
     assert pool.starts == {"a": 3, "b": 3, "c": 3}
 
 

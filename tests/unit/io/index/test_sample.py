@@ -112,6 +112,45 @@ def test_all_units_together_are_the_archive(tmp_path: Path) -> None:
             assert estimate.low == estimate.total == estimate.high == whole[name]
 
 
+def packed(folder: Path, kind: str) -> Path:
+    """Replace a folder by an archive."""
+    archive = Path(shutil.make_archive(str(folder), kind, folder))
+    shutil.rmtree(folder)
+    return archive
+
+
+def test_archives_are_sampled_beside_folders_and_loose_files(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for n in range(33):
+        write_scan(root / f"{n:02d}", f"1.3.{n}", f"1.2.{n}")
+        if n % 3:
+            packed(root / f"{n:02d}", "zip" if n % 3 == 1 else "gztar")
+    (root / "loose.txt").touch()
+
+    sample = FolderSample([root], LEAST, KEY, archives=True)
+    counts = counted(sample, sample.index())
+
+    assert (sample.found, len(sample.units)) == (34, LEAST + 1)
+    assert {Path(unit.path).suffix for unit in sample.units} == {"", ".zip", ".gz"}
+    files = [1 if unit.kind == "loose" else 3 for unit in sample.units]
+    np.testing.assert_array_equal(sum(counts.values()), files)
+
+
+@pytest.mark.parametrize("kind", ["zip", "gztar"])
+def test_a_study_in_two_archives_is_not_divided(tmp_path: Path, kind: str) -> None:
+    for n in range(40):
+        folder = tmp_path / "in" / f"patient{n // 2:02d}"
+        write_scan(folder / f"{n}", f"1.3.{n // 2}", f"1.2.{n}")
+        packed(folder / f"{n}", kind)
+
+    whole = FolderSample([tmp_path / "in"], 1000, KEY, archives=True)
+
+    assert {unit.kind for unit in whole.units} == {"folder"}
+    assert whole.found == 20
+    divided = FolderSample([tmp_path / "in"], 1000, KEY, archives=True, whole="series")
+    assert divided.found == 40
+
+
 def test_only_the_sample_is_opened_and_once(tmp_path: Path) -> None:
     root = tmp_path / "in"
     for n in range(80):
@@ -123,6 +162,22 @@ def test_only_the_sample_is_opened_and_once(tmp_path: Path) -> None:
     assert (index.opened, again.opened) == (20 * 3, 0)
     estimate = sample.total(np.full(20, 3))
     assert (estimate.sampled, estimate.total) == (60, 240)
+
+
+def test_a_large_folder_outside_the_sample_is_told(tmp_path: Path) -> None:
+    """100 folders of 3 entries, and one of 300: half of all is in it."""
+    root = tmp_path / "in"
+    for n in range(101):
+        (root / f"{n:03d}").mkdir(parents=True)
+        for k in range(300 if n == 50 else 3):
+            (root / f"{n:03d}" / f"{k}.txt").touch()
+
+    samples = [FolderSample([root], 0.25, KEY, seed=seed) for seed in range(20)]
+
+    large = str(root / "050")
+    for sample in samples:
+        is_drawn = large in {unit.path for unit in sample.units}
+        assert sample.missed == (0.005 if is_drawn else 0.5)
 
 
 def test_what_can_not_be_sampled_is_refused_with_what_would_do(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -298,6 +299,25 @@ def test_a_damaged_crosswalk_is_never_written_over(content: bytes, tmp_path: Pat
             attempt()
         assert caught.value.code == "OUTPUT_UNWRITABLE"
     assert file.read_bytes() == content
+
+
+def test_no_flipped_bit_gives_another_source(tmp_path: Path) -> None:
+    """A source that is told is that of the scan; all other damage is refused."""
+    rows = [replace(row(f"id{n}"), patient_id=f"PID{n:03}") for n in range(30)]
+    add(tmp_path, *rows)
+    ids = [each.id for each in rows]
+    file = tmp_path / "private" / "crosswalk.parquet"
+    content, found = file.read_bytes(), list[tuple[SourceRecord, ...]]()
+    places = range(0, len(content), 11)
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        with suppress(ScanError):
+            found.append(find_sources(tmp_path, ids))
+
+    assert 0 < len(found) < len(places) / 2
+    assert set(found) == {tuple(rows)}
 
 
 def test_a_foreign_parquet_is_refused(tmp_path: Path) -> None:

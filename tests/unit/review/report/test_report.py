@@ -112,6 +112,34 @@ def test_what_was_left_out_stands_there_by_reason(thirty: Path) -> None:
     assert re.search(r"116 files used, \d+ files skipped", cells)
 
 
+def test_what_failed_in_an_earlier_run_stands_there_apart(tmp_path: Path) -> None:
+    """Its scan is not among the files of the latest one: the counts of both places agree."""
+    out = make_out(tmp_path / "out", 26)
+    add_failure(out, id_of(100), Reason.TOO_FEW_SLICES)
+
+    page = page_of(out)
+
+    cells = " ".join(page.words.split())
+    assert re.search(r"series 27 done 25 failed 2 ", cells)
+    listed = re.findall(r"([A-Z]\w+) (failed\b[a-z, ]*) (\d+) (\d*)", cells)
+    assert listed == [
+        ("SLICE_GAP", "failed", "1", "4"),
+        ("TOO_FEW_SLICES", "failed, not in the manifest", "1", ""),
+    ]
+    assert "by an earlier run over other files" in cells
+    assert {"class": "id", "data-case": id_of(100), "href": f"#case={id_of(100)}"} in page.all("a")
+
+
+def test_failures_without_a_run_have_their_reasons_too(tmp_path: Path) -> None:
+    """As of `segment`, which writes no manifest."""
+    add_failure(tmp_path, id_of(0), Reason.SLICE_GAP)
+
+    cells = " ".join(page_of(tmp_path).words.split())
+
+    assert re.search(r"SLICE_GAP failed 1 \D", cells)
+    assert "not in the manifest" not in cells.lower()
+
+
 @both_layouts
 def test_its_links_lead_somewhere(thirty: Path, tmp_path: Path, layout: str) -> None:
     out = tmp_path / "out"

@@ -275,6 +275,13 @@ def test_back_keeps_filter_and_order(chromium: Any, page: Path) -> None:
     assert f"case={first}" in tab.url
     tab.go_back()
     wait_until(tab, "!document.getElementById('case').open")
+    assert "case=" not in tab.url
+    tab.go_forward()
+    wait_until(tab, "document.getElementById('case').open")
+    assert f"case={first}" in tab.url
+    tab.go_back()
+    wait_until(tab, "!document.getElementById('case').open")
+    assert "case=" not in tab.url
 
     assert tab.locator("#search").input_value() == "kidney"
     assert tab.locator("th[aria-sort]").get_attribute("data-key") == "volume"

@@ -36,7 +36,7 @@ from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
 from support.layouts import both_layouts, folder_of
-from support.review_cases import KEY, affine_of, change, publish, scan_array, version_of
+from support.review_cases import KEY, affine_of, change, judged, publish, scan_array, version_of
 
 
 def about(client: Any, name: str) -> dict[str, Any]:
@@ -47,8 +47,7 @@ def about(client: Any, name: str) -> dict[str, Any]:
 
 
 def body_of(client: Any, name: str, decision: str = "accept", **more: Any) -> dict[str, Any]:
-    case = about(client, name)
-    return {"decision": decision, "recipe": case["recipe"], "seen": case["seen"], **more}
+    return judged(about(client, name), decision, **more)
 
 
 def decide(client: Any, name: str, decision: str = "accept", **more: Any) -> Any:
@@ -199,9 +198,35 @@ def test_a_verdict_is_kept_shown_and_undone(server: Any) -> None:
     assert shown["state"] == "edit"
     second_view = about(server.client("r2"), name)
     assert (second_view["verdict"], second_view["others"][0]["reviewer"]) == (None, "anna")
-    undone = client.post(f"/api/case/{name}/undo", json={})
+    undone = client.post(f"/api/case/{name}/undo", json={"last": kept.number})
     assert (undone.json()["state"], undone.json()["verdict"]) == ("open", None)
-    assert client.post(f"/api/case/{name}/undo", json={}).status_code == 409
+    again = client.post(f"/api/case/{name}/undo", json={"last": undone.json()["last"]})
+    assert (again.status_code, again.json()["reason"]) == (409, "NOTHING")
+
+
+def test_a_verdict_of_another_window_is_neither_replaced_nor_undone(server: Any) -> None:
+    """Each window names the verdict that it knew; 0 for none, also after an undo."""
+    client, name = server.client(), server.cases[0]
+    path, opened = f"/api/case/{name}", about(client, name)
+    assert client.post(f"{path}/verdict", json=judged(opened, comment="of one")).is_success
+
+    refused = [
+        client.post(f"{path}/verdict", json=judged(opened, "reject")),
+        client.post(f"{path}/undo", json={"last": opened["last"]}),
+    ]
+
+    reasons = [(each.status_code, each.json()["reason"]) for each in refused]
+    assert reasons == [(409, "VERDICT_CHANGED")] * 2
+    shown = about(client, name)
+    assert (shown["state"], shown["verdict"]["comment"]) == ("accept", "of one")
+    second = server.client("r2")
+    assert second.post(f"{path}/verdict", json=judged(opened, "edit")).is_success
+    undone = client.post(f"{path}/undo", json={"last": shown["last"]})
+    assert (undone.json()["verdict"], undone.json()["last"]) == (None, 0)
+    assert decide(client, name, "reject").is_success
+    assert client.post(f"{path}/undo", json={"last": shown["last"]}).status_code == 409
+    kept = [each.decision for each in read_verdicts(server.out)]
+    assert kept == ["accept", "edit", None, "reject"]
 
 
 def test_the_list_follows(server: Any) -> None:
@@ -299,6 +324,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "unknown field": {"reviewer": "r2"},
     "no recipe": {"recipe": None},
     "labels of another type": {"seen": [1]},
+    "another verdict by its text": {"last": "0"},
 }
 
 
@@ -1009,8 +1035,8 @@ def test_the_audit_trail_tells_who_saw_and_judged(server: Any) -> None:
     about(client, name)
     about(client, name)  # once for each start of the server
     client.get(f"/api/case/{name}?ahead=1")
-    assert decide(client, name, "reject").status_code == 200
-    assert client.post(f"/api/case/{name}/undo", json={}).status_code == 200
+    kept = decide(client, name, "reject").json()
+    assert client.post(f"/api/case/{name}/undo", json={"last": kept["last"]}).status_code == 200
 
     lines = list(read_trail(server.out, KEY))
     told = [{n: each[n] for n in ("event", "reviewer") if n in each} for each in lines]

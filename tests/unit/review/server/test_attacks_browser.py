@@ -21,7 +21,7 @@ import pytest
 from scanloom.review.verdicts.log import read_verdicts
 from support.processes import next_line
 from support.review_browser import Running, asked, chromium, opened
-from support.review_cases import affine_of, origin_of, publish, scan_array
+from support.review_cases import affine_of, judged, origin_of, publish, scan_array
 
 pytestmark = pytest.mark.reference
 
@@ -87,8 +87,7 @@ def test_a_server_of_another_user_gets_nothing_and_can_do_nothing(
     try:
         tab, _ = opened(chromium, server.links["anna"])
         origin, name = origin_of(tab.url), tab.inner_text("#rows a.id >> nth=0")
-        about = asked(tab, f"/api/case/{name}").json()
-        verdict = {"decision": "reject", "recipe": about["recipe"], "seen": about["seen"]}
+        verdict = judged(asked(tab, f"/api/case/{name}").json(), "reject")
         second_tab = tab.context.new_page()
         second_tab.goto(bait)
         tried = second_tab.evaluate(

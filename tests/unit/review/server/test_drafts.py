@@ -13,7 +13,7 @@ import pytest
 
 from scanloom.io.system import regular_files
 from scanloom.review.server import drafts
-from support.review_cases import change
+from support.review_cases import change, judged
 
 LABELS = "labels/0/axial/3-3"
 
@@ -128,8 +128,7 @@ def test_blind_readers_save_later_and_lose_nothing(serve: Any) -> None:
 
     assert drafted(client, name) == before
     for each in (client, second):
-        about = each.get(f"/api/case/{name}").json()
-        body = {"decision": "edit", "recipe": about["recipe"], "seen": about["seen"]}
+        body = judged(each.get(f"/api/case/{name}").json(), "edit")
         assert each.post(f"/api/case/{name}/verdict", json=body).status_code == 200
     assert change(client, name, "draft/save").json() == {"revision": 1}
 
@@ -177,8 +176,7 @@ def test_a_case_that_can_t_be_read_for_a_moment_is_not_gone(
 ) -> None:
     """Strokes, list and verdict: nothing is lost, and the answer says that it passes."""
     client, (name, second) = server.client(), server.cases
-    about = client.get(f"/api/case/{name}").json()
-    body = {"decision": "accept", "recipe": about["recipe"], "seen": about["seen"]}
+    body = judged(client.get(f"/api/case/{name}").json())
     paint(client, name)
     before = drafted(client, name)
     server.state.opened(second)

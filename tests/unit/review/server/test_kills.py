@@ -16,7 +16,7 @@ import pytest
 
 from scanloom.review.verdicts.log import read_verdicts
 from support.processes import next_line
-from support.review_cases import enter, origin_of
+from support.review_cases import enter, judged, origin_of
 
 KILLS = 40
 SERVER = """
@@ -39,13 +39,13 @@ def decide(link: str, reviewer: str, answered: Answered, refused: list[int]) -> 
         try:
             for n in range(10**6):
                 case = cases[n % 2]
-                body = {"decision": "accept", "recipe": case["recipe"], "seen": case["seen"]}
-                comment = {"comment": "why"} if n % 3 else {}
-                answer = client.post(f"/api/case/{case['id']}/verdict", json={**body, **comment})
+                body = judged(case, comment="why" if n % 3 else "")
+                answer = client.post(f"/api/case/{case['id']}/verdict", json=body)
                 if answer.status_code != 200:
                     refused.append(answer.status_code)
                 else:
                     answered.append((answer.json()["number"], case["id"], reviewer))
+                    case["last"] = answer.json()["last"]
         except httpx.TransportError:
             return  # killed
 

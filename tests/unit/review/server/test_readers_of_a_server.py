@@ -11,14 +11,13 @@ import scanloom.review.verdicts.readers as readers_module
 from scanloom.review.revisions import latest_result, read_label_maps, revision_number
 from scanloom.review.verdicts.log import read_verdicts
 from scanloom.review.verdicts.tables import agreements
-from support.review_cases import change
+from support.review_cases import change, judged
 
 
 def decide(client: Any, name: str, decision: str, **more: Any) -> dict[str, Any]:
-    case = client.get(f"/api/case/{name}").json()
-    seen = {"recipe": case["recipe"], "seen": case["seen"]}
-    body = {"decision": decision, "structures": {}, "tags": [], "comment": "", "seconds": 1.0}
-    answer = client.post(f"/api/case/{name}/verdict", json={**body, **seen, **more})
+    form = {"structures": {}, "tags": [], "comment": "", "seconds": 1.0, **more}
+    body = judged(client.get(f"/api/case/{name}").json(), decision, **form)
+    answer = client.post(f"/api/case/{name}/verdict", json=body)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -77,10 +76,11 @@ def test_a_verdict_that_changes_after_the_others_was_seen_is_not_independent(ser
     decide(first, name, "edit")
     decide(first, name, "reject")
     decide(second, name, "accept")
-    decide(first, name, "accept")
-    assert first.post(f"/api/case/{name}/undo", json={}).status_code == 200
-    assert first.post(f"/api/case/{name}/undo", json={}).status_code == 200
-    assert first.post(f"/api/case/{name}/undo", json={}).status_code == 200
+    last = decide(first, name, "accept")["last"]
+    for _ in range(3):
+        undone = first.post(f"/api/case/{name}/undo", json={"last": last})
+        assert undone.status_code == 200
+        last = undone.json()["last"]
 
     decide(first, name, "accept")  # blind, but the other's verdict was shown before
 

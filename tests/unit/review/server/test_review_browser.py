@@ -554,6 +554,41 @@ def test_a_verdict_that_is_not_saved_stays_when_the_case_is_left(
     assert messages == []
 
 
+def test_a_window_shows_the_verdict_of_another_before_it_replaces_it(
+    chromium: Any, running: Any
+) -> None:
+    tab, messages = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    second_tab = tab.context.new_page()
+    second_tab.goto(tab.url)
+    second_tab.wait_for_selector("body[data-opened]")
+    tab.keyboard.press("a")
+    tab.keyboard.press("c")
+    tab.keyboard.type("of the first window")
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("s")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+
+    for key in "rs":
+        second_tab.keyboard.press(key)
+    second_tab.wait_for_selector("#status.error:has-text('another window')")
+
+    assert [each.decision for each in read_verdicts(running.out)] == ["accept"]
+    assert second_tab.input_value("#comment") == "of the first window"
+    assert second_tab.inner_text("#decided").startswith("Not saved yet. Yours: Accept, ")
+    assert second_tab.get_attribute("[data-decision=reject]", "aria-pressed") == "true"
+    second_tab.fill("#comment", "of the second one")
+    second_tab.click("#save")
+    second_tab.wait_for_function(
+        "name => document.querySelector('#name').textContent !== name", arg=name
+    )
+    kept = read_verdicts(running.out)
+    assert [(each.decision, each.comment) for each in kept] == [("accept", True), ("reject", True)]
+    assert all("409" in message for message in messages)
+
+
 def test_a_case_that_was_corrected_by_another_is_opened_anew(chromium: Any, running: Any) -> None:
     tab, _ = opened(chromium, running.links["anna"])
     tab.keyboard.press("n")

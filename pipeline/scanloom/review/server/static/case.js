@@ -18,6 +18,7 @@ class CasePage {
     this.store = new Store();
     this.verdict = new Verdict({
       saved: (id) => this.verdictSaved(id),
+      describeAnew: (id) => this.describeAnew(id),
       failed,
       isWriting: () => this.correction.isWriting, // the verdict would be on the result before
     });
@@ -84,6 +85,12 @@ class CasePage {
       this.descriptions.set(id, ready);
     }
     return this.descriptions.get(id);
+  }
+
+  // Describe a case as it is now: perhaps another window decided on it.
+  describeAnew(id) {
+    this.descriptions.delete(id);
+    return this.describe(id);
   }
 
   // Fetch a case anew when it is opened next.

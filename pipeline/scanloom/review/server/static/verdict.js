@@ -5,6 +5,7 @@ import { byId, element, press, say } from "./dom.js";
 const DECISIONS = { accept: "Accept", edit: "Needs edit", reject: "Reject" };
 const KEYS = { accept: "a", edit: "e", reject: "r" };
 const nameOf = (decision) => DECISIONS[decision] ?? "none";
+const quoted = (comment) => (comment ? `, "${comment}"` : "");
 const isPressed = (button) => button.getAttribute("aria-pressed") === "true";
 
 /**
@@ -17,16 +18,23 @@ const isPressed = (button) => button.getAttribute("aria-pressed") === "true";
  */
 
 export class Verdict {
-  /** @param {{saved: (id: string) => Promise, failed: (error: Error) => void}} page */
+  /**
+   * @param {object} page
+   * @param {(id: string) => Promise} page.saved
+   * @param {(id: string) => Promise<object>} page.describeAnew Describes a case as it is now.
+   * @param {(error: Error) => void} page.failed
+   */
   constructor(page) {
     this.page = page;
     /** Id, recipe and hashes of the result that is judged; null while none is shown. */
     this.subject = null;
+    this.last = 0; // number of the verdict that counts
     this.since = 0; // when it was shown
     this.decision = null;
     this.structures = {};
-    this.saved = ""; // the form as it was shown or saved last
-    /** Forms that were filled in, but not saved, by the id of their case. */
+    /** The form as it was shown or saved last. @type {Filled} */
+    this.saved = {};
+    /** What was filled in, but not saved, by the id of its case. */
     this.unsavedForms = new Map();
     const buttons = Object.entries(DECISIONS).map(([value, name]) => {
       const button = toggleButton(`${name} `, "data-decision", value);
@@ -53,11 +61,17 @@ export class Verdict {
   get filled() {
     const tags = [...byId("tags").children].filter(isPressed).map((button) => button.dataset.tag);
     const { decision, structures } = this;
-    return { decision, structures, tags, comment: byId("comment").value };
+    return { decision, structures: { ...structures }, tags, comment: byId("comment").value };
+  }
+
+  /** @returns {Partial<Filled>} What is not saved. */
+  get changes() {
+    const isNew = ([key, value]) => JSON.stringify(value) !== JSON.stringify(this.saved[key]);
+    return Object.fromEntries(Object.entries(this.filled).filter(isNew));
   }
 
   get isChanged() {
-    return this.subject !== null && JSON.stringify(this.filled) !== this.saved;
+    return this.subject !== null && Object.keys(this.changes).length > 0;
   }
 
   get unsaved() {
@@ -65,7 +79,7 @@ export class Verdict {
   }
 
   /** @param {Filled} filled */
-  fill({ decision, structures, tags, comment }) {
+  fillIn({ decision, structures, tags, comment }) {
     this.structures = { ...structures };
     this.choose(decision);
     for (const button of byId("tags").children) press(button, tags.includes(button.dataset.tag));
@@ -76,17 +90,18 @@ export class Verdict {
   }
 
   // Show the verdicts about a case; and the form that was filled in, but not saved, when it was left.
-  show({ id, recipe, seen, verdict: own, again, state, others }) {
+  show({ id, recipe, seen, verdict: own, last, again, state, others }) {
     this.subject = { id, recipe, seen };
+    this.last = last;
     this.since = performance.now();
     const form = this.unsavedForms.get(id);
     this.unsavedForms.delete(id);
     if (form && JSON.stringify(form.seen) !== JSON.stringify(seen)) {
       Object.assign(form, { decision: null, structures: {} }); // of another result
     }
-    this.fill(own || { decision: null, structures: {}, tags: [], comment: "" });
-    this.saved = JSON.stringify(this.filled);
-    if (form) this.fill(form);
+    this.fillIn(own || { decision: null, structures: {}, tags: [], comment: "" });
+    this.saved = this.filled;
+    if (form) this.fillIn({ ...this.saved, ...form });
     byId("undo").disabled = !own;
     const texts = [];
     if (this.isChanged) texts.push("Not saved yet.");
@@ -96,10 +111,11 @@ export class Verdict {
     }
     if (own) {
       const moment = own.at.slice(0, 16).replace("T", " ");
-      texts.push(`Yours: ${nameOf(own.decision)}, ${moment} UTC.`);
+      const comment = own.comment === byId("comment").value ? "" : own.comment;
+      texts.push(`Yours: ${nameOf(own.decision)}, ${moment} UTC${quoted(comment)}.`);
     }
     for (const { reviewer, decision, comment } of others) {
-      texts.push(`${reviewer}: ${nameOf(decision)}${comment ? `, "${comment}"` : ""}.`);
+      texts.push(`${reviewer}: ${nameOf(decision)}${quoted(comment)}.`);
     }
     byId("decided").textContent = texts.join(" ");
   }
@@ -108,7 +124,7 @@ export class Verdict {
   clear() {
     if (this.isChanged) {
       const { id, seen } = this.subject;
-      this.unsavedForms.set(id, { ...this.filled, seen });
+      this.unsavedForms.set(id, { ...this.changes, seen });
     }
     this.subject = null;
     this.choose(null);
@@ -152,28 +168,43 @@ export class Verdict {
       return;
     }
     const { id, recipe, seen } = this.subject;
-    const { filled } = this;
+    const { filled, last } = this;
     const seconds = (performance.now() - this.since) / 1000;
     byId("save").disabled = true;
     try {
-      await post(`${addressOf(id)}/verdict`, { ...filled, seconds, recipe, seen });
-      if (this.subject?.id === id) this.saved = JSON.stringify(filled);
+      await post(`${addressOf(id)}/verdict`, { ...filled, seconds, recipe, seen, last });
+      if (this.subject?.id === id) this.saved = filled;
       else this.unsavedForms.delete(id);
       await this.page.saved(id);
     } catch (error) {
       byId("save").disabled = false;
-      this.page.failed(error);
+      await this.refused(error, id);
     }
   }
 
   async undo() {
     if (byId("undo").disabled) return;
+    const { last, subject } = this;
     try {
-      const verdicts = await post(`${addressOf(this.subject.id)}/undo`);
-      this.show({ ...verdicts, ...this.subject });
+      await post(`${addressOf(subject.id)}/undo`, { last });
+      await this.readAgain(subject.id);
     } catch (error) {
-      this.page.failed(error);
+      await this.refused(error, subject.id);
     }
+  }
+
+  // Show the verdict that counts now, under what is filled in.
+  async readAgain(id) {
+    const verdicts = await this.page.describeAnew(id);
+    const { subject } = this;
+    if (subject?.id !== id) return;
+    this.clear();
+    this.show({ ...verdicts, ...subject });
+  }
+
+  async refused(refusal, id) {
+    if (refusal.reason === "VERDICT_CHANGED") await this.readAgain(id).catch(() => {}); // said below
+    this.page.failed(refusal);
   }
 }
 
