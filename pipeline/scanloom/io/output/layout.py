@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Set, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,7 +15,8 @@ from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, counted
+from scanloom.io.output.early_list import early_lists, read_early
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES, PRIVATE
@@ -147,6 +148,8 @@ def no_results(out: Path, missing: str = "results") -> ScanError:
     detail = f"there are no {missing} in this output folder"
     if not {CASES, "failed", "runs", LISTEN}.intersection(inside):
         detail += ", only an index of scans"
+    if count := len(provisional_cases(out)):
+        detail += f" yet: {provisional_note(count)}"
     return ScanError(Reason.NO_RESULTS, detail, str(out))
 
 
@@ -274,19 +277,27 @@ def case_entries(out: Path) -> Iterator[tuple[os.DirEntry[str], bool]]:
 
 
 class PublishedCases(Iterable[Path], Sized):
-    """The folders of the published cases, sorted by name; foreign entries are ignored.
+    """The folders of published cases, sorted by name; foreign entries are ignored.
 
     They are listed once, without a `stat` of any. Names are kept in sorted runs of text, which are
     merged while they are read: a million ids take 30 MB instead of 330.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    left_out : callable
+        Returns names that are passed over; called after the folders were listed.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, left_out: Callable[[Path], Set[str]] = lambda _: set()) -> None:
         self._out, self._cases = out, out / CASES
         self._runs: list[bytes] = []
         with suppress(FileNotFoundError, NotADirectoryError):
             entries = self._list()
             while run := sorted(itertools.islice(entries, _RUN)):
                 self._runs.append("\n".join(run).encode())
+        self._left_out = left_out(out) if self._runs else set[str]()
 
     def _list(self) -> Iterator[str]:
         """Yield the name of each case, with `_FANNED` if it lies in a subfolder."""
@@ -298,11 +309,13 @@ class PublishedCases(Iterable[Path], Sized):
         # UTF-8 sorts as its characters do, and no character of a name sorts before `_FANNED`
         lines = ((line.group() for line in re.finditer(rb"[^\n]+", run)) for run in self._runs)
         for line in heapq.merge(*lines):
-            name = line.decode()
-            yield (name[:-1], True) if name[-1] == _FANNED else (name, False)
+            text = line.decode()
+            name = text.removesuffix(_FANNED)
+            if name not in self._left_out:
+                yield name, name != text
 
     def __bool__(self) -> bool:
-        return bool(self._runs)
+        return any(True for _ in self._merged())
 
     def __len__(self) -> int:
         return sum(1 for _ in self.names())
@@ -335,8 +348,27 @@ _RUN = 10_000
 
 
 def published_cases(out: Path) -> PublishedCases:
-    """Return the folders of the published cases, sorted by name; foreign entries are ignored."""
-    return PublishedCases(out)
+    """Return the folders of the published cases but provisional ones, sorted by name."""
+    return PublishedCases(out, provisional_cases)
+
+
+def provisional_cases(out: Path) -> set[str]:
+    """Return the names of the cases whose results are provisional.
+
+    They began before the index of their run was complete, and were not compared with it yet: they
+    may be halves of series, and be withdrawn. So they are in no table, report or copy.
+    """
+    lines = (line for path in early_lists(out) for line in read_early(path))
+    return {line.folder for line in lines if line.has_result(case_folder(out, line.folder))}
+
+
+def provisional_note(count: int) -> str:
+    """Return a sentence on a number of provisional cases: what they are, and become."""
+    return (
+        f"{counted(count, 'case')} from before the index of a run was complete, provisional and "
+        "left out of tables, reports and copies: that run makes them final when the index is "
+        "complete; if the run has ended, give its command again"
+    )
 
 
 def iter_cases(

@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.output.early_list import early_lists
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import (
     case_folder,
     case_parents,
     is_case_name,
+    provisional_cases,
     published_cases,
     read_case,
 )
@@ -98,7 +100,7 @@ class Worklist:
         look.join(MAX_WAIT_S)
 
     def update(self, name: str) -> None:
-        """Read a case again if it was replaced, corrected or removed.
+        """Read a case again if it was replaced, corrected or removed; not a provisional one.
 
         Its findings are made anew; its place in the list, and what other cases are compared with,
         stay until the next look that finds another case in `cases/`.
@@ -109,6 +111,8 @@ class Worklist:
             If it can't be read for the moment: then it stays as it was.
         """
         before, folder = self.cases.get(name), case_folder(self.out, name)
+        if before is None and name in provisional_cases(self.out):
+            return
         case = self._current(folder)
         if case is not None and case is before:
             return
@@ -135,7 +139,9 @@ class Worklist:
         began = time.monotonic()
         whole = True
         with suppress(OSError):  # the folder is gone or can't be read now: the list stays
-            stamps = [*map(_stamp, case_parents(self.out))], _revision_stamps(self.out)
+            # a list of early cases that is gone makes provisional cases final
+            watched = *case_parents(self.out), *early_lists(self.out)
+            stamps = [*map(_stamp, watched)], _revision_stamps(self.out)
             if self._stamps is None or stamps[0] != self._stamps[0]:
                 whole = self._read(stamps[1])
             else:
