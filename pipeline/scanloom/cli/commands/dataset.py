@@ -105,9 +105,9 @@ def dataset(source: SourceOptions, form: FormOptions, general: Reporting) -> Non
             )
         except ValueError as exc:
             raise typer.BadParameter(str(exc)) from exc
+        warn_of_provisional(source.out)
         with _progress(shown=not (general.json or general.quiet)) as progress:
             written = write_dataset(source.out, form.folder, options, source.key, progress)
-        warn_of_provisional(source.out)
         print_result(general.mode, lambda: _document(written), lambda: _show(written))
         if not written.cases:
             say("scanloom: no case remains, so that no dataset was written.", err=True)

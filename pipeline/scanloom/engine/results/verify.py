@@ -25,7 +25,7 @@ from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, r
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
-from scanloom.io.output.layout import CASES, PublishedCases, case_folder, no_results
+from scanloom.io.output.layout import CASES, Owners, PublishedCases, case_folder, no_results
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import LEDGER, PRIVATE
@@ -194,9 +194,13 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
     if not expected and not (out / CASES).is_dir():
         raise no_results(out)
     # Cases first: rows of a case that was changed can't be checked
-    intact = set()
+    intact, owners = set(), Owners(out)
     for folder in folders:
-        findings = list(verify_case(folder, folder.relative_to(out).as_posix()))
+        path = folder.relative_to(out).as_posix()
+        findings = list(verify_case(folder, path))
+        with suppress(OSError, ValueError, ScanError):  # found before
+            if case := owners.other_case(folder):
+                findings.append(Discrepancy("changed", f"{path}: it holds the result of {case}"))
         yield from findings
         if not findings:
             intact.add(folder.name)

@@ -7,10 +7,11 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Set, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
@@ -51,6 +52,7 @@ _MAY_BE_EMPTY = frozenset({CASES, "failed"})
 MAX_NAME_BYTES = 255
 """Length of a file name that file systems have."""
 _CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and the names of `scanloom.io.output.crosswalk`
+_CASE_ID = re.compile(r"[a-z2-7]{26}")
 _FINGERPRINT = re.compile(rb"[a-z2-7]{26}")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Exceptions when reading a file that was changed after its publication."""
@@ -386,18 +388,59 @@ def iter_cases(
     read : callable
         Function of a case folder, which opens no files outside it.
     damaged : set of str
-        Receives the names of the cases whose files are missing, unreadable or changed.
+        Receives the names of the cases whose files are missing, unreadable or changed, and of
+        folders that hold the result of another case.
     folders : iterable of Path, optional
         The folders of some cases, in place of all.
     """
+    owners = Owners(out)
     for folder in published_cases(out) if folders is None else folders:
         try:
             check_files(folder)
-            case = read(folder)
+            case = None if owners.other_case(folder) else read(folder)
         except _DAMAGE:
+            case = None
+        if case is None:
             damaged.add(folder.name)
         else:
             yield case
+
+
+class Owners:
+    """Tells whose result a case folder holds: it may have been copied, renamed or exchanged."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+
+    def other_case(self, folder: Path) -> str:
+        """Return the id of the case to which the result belongs; "" if it is where it belongs.
+
+        A folder that is not named by the case id is named by the source, which the crosswalk tells.
+        Without it, only names that look like ids are judged.
+
+        Raises
+        ------
+        OSError, ValueError
+            If `case.json` is missing or damaged.
+        """
+        name = unicodedata.normalize("NFC", folder.name)
+        case = str(read_case(folder).get("case", name))
+        if case == name:
+            return ""
+        known, names = self._crosswalk
+        if case in known:
+            return "" if names.get(case, case) == name else case
+        return case if _CASE_ID.fullmatch(name) else ""
+
+    @cached_property
+    def _crosswalk(self) -> tuple[Container[str], Mapping[str, str]]:
+        """The ids in the crosswalk, and their names; none if it is missing or can't be read."""
+        from scanloom.io.output.crosswalk import case_folders, known_ids
+
+        try:
+            return known_ids(self._out), case_folders(self._out)
+        except (OSError, ScanError):  # it is readable for its owner alone
+            return (), {}
 
 
 def read_case(folder: Path) -> dict[str, Any]:
