@@ -8,6 +8,7 @@ is written anew.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ from support.kill_points import watch_operations
 from support.machines import move_to_machine, refuse_links
 
 DEADLINE_S = 600.0
+KILLED = -signal.SIGKILL
+SMALL = 5
+"""Cases of which all are looked at: `scanloom.io.output.ledger.CHECKED`."""
 
 
 def main() -> None:
@@ -73,7 +77,7 @@ def make_small() -> None:
     claims.POLL_S, claims.BEAT_S, claims.SILENT_AFTER_S = 0.02, 0.5, 3.0
     storage.MERGED_AT_ONCE, storage._BATCH, merge._DESCRIBED_AT_ONCE = 3, 2, 2
     early_cases.ENOUGH_CASES = run.ENOUGH_CASES = 3  # type: ignore[attr-defined]
-    crosswalk.CHEAP_BYTES, ledger.MIN_LINES_BYTES, ledger.CHECKED = 1 << 12, 1 << 11, 5
+    crosswalk.CHEAP_BYTES, ledger.MIN_LINES_BYTES, ledger.CHECKED = 1 << 12, 1 << 11, SMALL
     tabled_cases.BATCH_ROWS, run_cases.SOURCES_AT_ONCE = 16, 10
     report_parts.ROWS, report_parts.WHOLE = 10, 20
 

@@ -6,7 +6,6 @@ A worker may be on another machine: what they share is the output folder.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,13 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from scanloom.core.timing import WindowCount, WindowPace
-from scanloom.io.output.json_file import read_json
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.io.system.scratch_folders import DIED, FINAL_STATES, observed_state
 
 FOLDER = "progress"
 """Folder in that of a run; it is removed at its end."""
-STATUS_FILE = "status.json"
 _PERIOD_S = 1.0
 _MAX_BYTES = 10_000
 _FIELDS = MappingProxyType(
@@ -83,14 +79,6 @@ class CaseProgress:
         if self._file is not None:
             with suppress(OSError):
                 self._file.unlink(missing_ok=True)
-
-
-def remove_progress(runs: Path) -> None:
-    """Remove the folders of runs that have ended or died."""
-    for folder in runs.glob(f"*/{FOLDER}"):
-        with suppress(OSError, ValueError, LookupError):
-            if observed_state(read_json(folder.parent / STATUS_FILE)) in (*FINAL_STATES, DIED):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_progress(folder: Path, case_id: str) -> Mapping[str, Any] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections import Counter, deque
@@ -19,13 +20,21 @@ from typing import Any, Self
 
 from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
 from scanloom.core.process import last_act
-from scanloom.engine.case_progress import FOLDER, STATUS_FILE, read_progress
+from scanloom.engine.case_progress import FOLDER, read_progress
 from scanloom.engine.machine.devices import nvml_handles
 from scanloom.engine.outcomes import Outcome
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.atomic_write import check_replaceable
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.scratch_folders import DIED, host_id, observed_state, process_start_ticks
+from scanloom.io.system.scratch_folders import (
+    DIED,
+    FINAL_STATES,
+    host_id,
+    observed_state,
+    process_start_ticks,
+)
+
+STATUS_FILE = "status.json"
 
 
 @dataclass(frozen=True)
@@ -345,6 +354,14 @@ class StatusWriter:
                 self.metrics_error = None
             except OSError as exc:  # a run does not fail for lack of metrics: its end reports it
                 self.metrics_error = output_error(exc, "the file of --metrics")
+
+
+def remove_progress(runs: Path) -> None:
+    """Remove what is left of the progress of cases in the folders of runs that ended or died."""
+    for folder in runs.glob(f"*/{FOLDER}"):
+        with suppress(OSError, ValueError, ScanError):
+            if Status.read(folder.parent).as_observed().state in (*FINAL_STATES, DIED):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

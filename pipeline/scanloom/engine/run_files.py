@@ -24,7 +24,7 @@ from scanloom.core import Case, Reason, ScanError
 from scanloom.core.packages import package_versions
 from scanloom.core.process import last_act, lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
-from scanloom.engine.case_progress import remove_progress
+from scanloom.engine.monitor import remove_progress
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output import work_folder
 from scanloom.io.output.folder_lock import Holder, read_lock, release_lock, take_lock

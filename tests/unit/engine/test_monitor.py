@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from scanloom.core import CaseRecord, Reason
 from scanloom.core.timing import WindowCount
 from scanloom.engine.case_progress import FOLDER, CaseProgress
-from scanloom.engine.monitor import Status, StatusWriter, final_status
+from scanloom.engine.monitor import Status, StatusWriter, final_status, remove_progress
 from scanloom.engine.outcomes import Outcome
 from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 from support import engine_models as em
@@ -133,6 +134,19 @@ def test_a_run_of_another_host_has_died_when_it_says_nothing_for_a_minute(
 ) -> None:
     reported = Status("run", "collecting", host="elsewher", process=os.getpid())
     assert replace(reported, moment=time.time() - silent).as_observed().state == state
+
+
+def test_progress_of_a_run_that_died_goes(tmp_path: Path) -> None:
+    died = Status("died", "running", host=host_id(), process=os.getpid(), start="1")
+    ours = replace(died, run="ours", start=process_start_ticks(os.getpid()))
+    for status in (died, ours):
+        (tmp_path / status.run).mkdir()
+        CaseProgress(tmp_path / status.run / FOLDER, "a").on_step("load")
+        (tmp_path / status.run / "status.json").write_text(json.dumps(asdict(status)))
+
+    remove_progress(tmp_path)
+
+    assert [path.parent.name for path in tmp_path.glob(f"*/{FOLDER}")] == ["ours"]
 
 
 @pytest.mark.parametrize("kind", ["device", "folder", "link", "pipe"])

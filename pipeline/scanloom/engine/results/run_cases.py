@@ -36,6 +36,9 @@ from scanloom.io.system.archives import MEMBER_SEPARATOR
 SOURCES_AT_ONCE = 10_000
 """Rows that become part of the crosswalk together."""
 
+_WHOLE = (ResultState.CURRENT, ResultState.UNSURE, ResultState.CHANGED)
+"""States of results whose files were checked, and whose recipe is that of the case."""
+
 Made = Callable[[str], CaseRecord | None]
 """Returns how a case ended in this run, by its id; None if it was not worked on yet."""
 Candidates = Callable[[Leave, Leave], Iterator[tuple[Inputs, Case]]]
@@ -330,7 +333,7 @@ class RunCases:
             return CaseRecord(case.id, error.reason, error.detail, (), None)
         finally:
             if self._ledger is not None:
-                self._ledger.note(case, current=state is ResultState.CURRENT)
+                self._ledger.note(case, whole=state in _WHOLE)
         if state is ResultState.CURRENT:
             return published
         old = failures.previous_failure(out, case.id, case.recipe, case.stamp)

@@ -215,18 +215,18 @@ class Ledger:
             return source == case.source_hash
         return bool(case.stamp) and stamp == case.stamp
 
-    def note(self, case: Case, *, current: bool) -> None:
-        """Note what the folder of a case was found to say: that its result is current, or not.
+    def note(self, case: Case, *, whole: bool) -> None:
+        """Note what the folder of a case says, if its result was found to be whole, or nothing.
 
-        Notes are written some thousand at once, and by `gather`. A folder without a result needs
-        none.
+        It may be a result of other files than those of the case, such as a copy of them. Notes are
+        written some thousand at once, and by `gather`. A folder without a result needs none.
         """
         found = self._find(case.folder_name)
         if found is None:
             return
         name, inode = case.folder_name, self._listed["inode"][found].as_py()
         row = PublishedCase(name, case.id, "", "", "", 0)  # nothing may be said of it
-        if current:
+        if whole:
             with suppress(*_DAMAGE):
                 row = PublishedCase.read(case_folder(self._out, name), name, inode)
         if self._provenance(found) == ((row.recipe, row.source, row.stamp) if row.inode else _NONE):

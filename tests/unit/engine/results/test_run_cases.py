@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
@@ -12,7 +13,10 @@ from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.storage import IndexedSeries, Run
+from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.failures import write_failure
+from scanloom.io.output.json_file import write_document
+from scanloom.io.output.ledger import Ledger
 
 NAMES = [f"case{n}" for n in range(8)]
 
@@ -79,6 +83,30 @@ def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
 
     assert [outcome.id for outcome in cases.endings] == [foreign_ids[0], "shared"]
     assert (cases.selected, cases.total) == (len(cases.pending), len(NAMES))
+
+
+def test_a_copy_of_another_shard_leaves_the_row_of_its_result(tmp_path: Path) -> None:
+    """The files of a copy have other times than those that the result was made of."""
+    with CaseFolder(tmp_path, "case1", "fingerprint") as folder:
+        document = {"case": "case1", "recipe": "recipe", "source": {"hash": "content"}}
+        write_document(folder.path / "case.json", document)
+        write_document(folder.path / "timing.json", {"source_stamp": "stamp"})
+        folder.publish()
+    published, copy = (replace(case("case1"), stamp=stamp) for stamp in ("stamp", "of the copy"))
+    scope = next(scope for k in (1, 2) if not (scope := Scope(shard=(k, 2))).holds("case1"))
+
+    def of_both(*_: object) -> Iterator[tuple[Inputs, Case]]:
+        return ((inputs(one.id)[:1], one) for one in (published, copy))
+
+    ledger = Ledger(tmp_path)
+    cases = RunCases(tmp_path, scope, of_both, ledger=ledger)
+    cases.compare()
+    cases.note_other_shards()
+    ledger.gather()
+
+    later = Ledger(tmp_path)
+    assert [later.holds(one) for one in (published, copy)] == [True, False]
+    assert [outcome.code for outcome in cases.endings] == [""]
 
 
 def test_cases_are_not_kept(tmp_path: Path) -> None:

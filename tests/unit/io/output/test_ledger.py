@@ -119,7 +119,7 @@ def test_a_note_of_a_folder_that_was_replaced_since_is_dropped(out: Path) -> Non
     """As by another shard, which was at work when this one looked."""
     ledger = Ledger(out)
     for name in "ab":
-        ledger.note(case(name), current=False)
+        ledger.note(case(name), whole=False)
     publish(out, "a", "two")
 
     ledger.gather()
@@ -143,7 +143,7 @@ def test_one_that_differs_in_the_sample_makes_all_be_read(out: Path) -> None:
     ledger = Ledger(out)
     assert not any(ledger.holds(case(name)) for name in "abc")
 
-    ledger.note(case("b"), current=False)  # what the run then finds
+    ledger.note(case("b"), whole=False)  # what the run then finds
     ledger.gather()
     assert [Ledger(out).holds(case(name)) for name in "abc"] == [True, False, True]
 
@@ -167,7 +167,7 @@ def test_a_new_stamp_of_the_same_content_is_noted(out: Path) -> None:
     ledger = Ledger(out)
     assert not ledger.holds(case("b"))  # the sample differs
     for name, stamp in (("a", "u"), ("b", "t"), ("c", "t")):
-        ledger.note(case(name, stamp=stamp), current=True)
+        ledger.note(case(name, stamp=stamp), whole=True)
     ledger.gather()
     assert Ledger(out).holds(case("a", stamp="u"))
     assert not Ledger(out).holds(case("a", stamp="t"))
@@ -200,7 +200,7 @@ def test_without_its_rows_it_is_made_anew_from_the_folders(
     ledger = Ledger(out)
     assert not any(ledger.holds(case(name)) for name in "abc")
     for name in "abc":
-        ledger.note(case(name), current=True)
+        ledger.note(case(name), whole=True)
     ledger.gather()
     assert all(Ledger(out).holds(case(name)) for name in "abc")
 
@@ -280,7 +280,7 @@ def test_where_nothing_may_be_written_it_is_read(out: Path) -> None:
     (out / "private").chmod(0o500)
     try:
         ledger = Ledger(out)
-        ledger.note(case("a"), current=False)
+        ledger.note(case("a"), whole=False)
         ledger.gather()
         assert ledger.holds(case("a"))
     finally:
@@ -329,7 +329,7 @@ def test_an_unclaimed_folder_stays_unclaimed(tmp_path: Path) -> None:
         write_document(folder.path / "timing.json", {"source_stamp": "t"})
         folder.publish()
     ledger = Ledger(tmp_path)
-    ledger.note(case("a"), current=True)
+    ledger.note(case("a"), whole=True)
     ledger.gather()
     assert not (tmp_path / "private").exists()
     assert not ledger.holds(case("a"))
@@ -339,7 +339,7 @@ def test_an_empty_or_missing_folder_holds_nothing(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         ledger = Ledger(folder)
         assert not ledger.holds(case("a"))
-        ledger.note(case("a"), current=True)
+        ledger.note(case("a"), whole=True)
         ledger.gather()
     assert not (tmp_path / "none").exists()
 
