@@ -21,7 +21,10 @@ from scanloom.cli.console import (
 from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 from scanloom.version import __version__
 
-BEHIND = "the manifest is missing or lacks the latest run: give the key, or repeat the run"
+BEHIND = (
+    "the manifest is missing or lacks the latest run: give the key; with it, let the run end, or "
+    "repeat it if it has died"
+)
 
 
 @dataclass(frozen=True)

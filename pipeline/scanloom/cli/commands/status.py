@@ -195,9 +195,10 @@ def status_table(status: Status) -> RenderableType:
         table.add_row("progress", now_indexing)
     if status.work:
         table.add_row("progress", f"{status.worked} of {counted(status.work, 'case')} to run")
+    of_all = "" if now_indexing else f" of {status.cases}"
     table.add_row(
         "cases",
-        f"{status.ended} of {status.cases}: {status.done} done, {status.skipped} skipped, "
+        f"{status.ended}{of_all}: {status.done} done, {status.skipped} skipped, "
         f"{status.ambiguous} ambiguous, {status.failed} failed, {status.before} from before",
     )
     if status.remade:
