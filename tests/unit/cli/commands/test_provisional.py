@@ -130,6 +130,21 @@ def test_they_come_when_their_list_is_gone(
     assert set(worklist.cases) == {final.name, waits.name}
 
 
+def test_a_copy_is_no_case_of_a_dataset(
+    cases: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (final, waits), out = cases, tmp_path / "out"
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    next(out.glob(f"runs/*/{EARLY}")).unlink()
+    shutil.copytree(final, final.with_name("backup"))
+
+    made = scanloom(
+        *("dataset", out, "-o", tmp_path / "data", "--verdict", "unreviewed", "--json")
+    ).document
+    assert {case["case"] for case in made["cases"]} == {final.name, waits.name}
+    assert [each["reason"] for each in made["left_out"]] == ["RESULT_DAMAGED"]
+
+
 def test_they_are_not_sent(cases: tuple[Path, Path], tmp_path: Path) -> None:
     site = Site.model_validate(
         {"targets": [{"name": "pacs", "url": "http://127.0.0.1:9/"}], "title": "HERE"}
