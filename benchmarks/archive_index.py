@@ -198,7 +198,7 @@ class GeneratedWalk:
 
 def unread_parts(folder: Path, count: int) -> None:
     """Write parts of that many series without files."""
-    from scanloom.io.identity import key_fingerprint
+    from scanloom.io.identity import key_fingerprint, study_id
     from scanloom.io.index import parts as reading
     from scanloom.io.index.storage import Part, part_name, write_part
     from scanloom.io.index.workers import HeaderWorkers
@@ -219,7 +219,11 @@ def unread_parts(folder: Path, count: int) -> None:
             runs = reading.runs_of(range(first, first + SLICES))
             made.series.append(
                 one.series[0]._replace(
-                    id=f"{n:026d}", study_uid=study, series_uid=series, files=runs, path=place
+                    id=study_id(series, KEY),  # as evenly distributed as those of series
+                    study_uid=study,
+                    series_uid=series,
+                    files=runs,
+                    path=place,
                 )
             )
             made.groups.extend([group] * SLICES)

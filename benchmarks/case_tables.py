@@ -59,11 +59,11 @@ def make(out: Path, count: int, structures: int) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    from scanloom.engine.results import tabled_cases, tables
-    from scanloom.engine.results.tabled_cases import Copied, TabledCases, write_rows
-    from scanloom.io.output import ledger
+    from scanloom.engine.results import tables
+    from scanloom.io.output import ledger, tabled_cases
     from scanloom.io.output.growing_table import write_groups
     from scanloom.io.output.layout import case_folder, fan_out
+    from scanloom.io.output.tabled_cases import Copied, TabledCases, write_rows
 
     model = model_case(out, structures)
     tables.write_case_tables(out, set())
@@ -105,7 +105,9 @@ def make(out: Path, count: int, structures: int) -> None:
 
     write_rows(out / "measurements", rows.schema, pieces())
     record = TabledCases(out, (), ("measurements", "radiomics"))
-    record._read = [known(outdated=False, columns="[]").cast(tabled_cases._schema())]
+    record._read = [
+        known(outdated=False, columns="[]", time=0, described="").cast(tabled_cases._schema())
+    ]
     record.save(())
 
 

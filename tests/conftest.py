@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 
 from scanloom.core import user_cache_folder
+from scanloom.own_python import make_private_folder
 
 # Threads of PyTorch that wait do not spin: two test processes on two cores take half the time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ENDS_WITHIN_S = 300
 """Of the process of the tests, after the last one; longer than the wait for one of its helpers."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Search for garbage neither while tests are collected nor among tests and modules later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -40,9 +55,11 @@ def pytest_sessionfinish() -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measurements of engines, rates and indexes of other runs from changing results.
 
-    Compiled code is shared: it takes a minute to compile.
+    Compiled code is shared, from the first test on: it takes a minute to compile.
     """
     compiled = user_cache_folder() / "numba"
+    with suppress(OSError):  # a home that can't be written: each module compiles
+        make_private_folder(compiled)
     folder = tmp_path_factory.mktemp("cache")
     (folder / "scanloom").mkdir(mode=0o700)
     if compiled.is_dir():

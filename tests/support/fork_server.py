@@ -23,7 +23,11 @@ from pathlib import Path
 LENGTH, PID, CODE = struct.Struct("i"), struct.Struct("i"), struct.Struct("i")
 WORKER = "scanloom.engine.worker.child_main"
 COMMAND = "scanloom.cli.main"
-PRELOADED = (WORKER, COMMAND, "support.engine_models")
+PRELOADED = (
+    *(WORKER, COMMAND, "support.engine_models"),
+    # what cases need beside `import_heavy`; MONAI comes with models, which a formula has none of
+    *("monai", "scanloom.io.dicom.series", "scanloom.review.preview.page"),
+)
 
 
 class ForkServer:
@@ -115,8 +119,12 @@ class ForkedProcess:
 def serve(connection: socket.socket) -> None:
     """Fork a process for each request until the connection is closed."""
     from scanloom.engine.case.models import import_heavy
-    from scanloom.engine.machine.lean_imports import without_optional_imports
+    from scanloom.engine.machine.lean_imports import (
+        leave_out_unused_modules,
+        without_optional_imports,
+    )
 
+    leave_out_unused_modules()
     with without_optional_imports():
         for name in PRELOADED:
             importlib.import_module(name)

@@ -232,7 +232,7 @@ class EarlyCases(Iterator[Case | None]):
 
     @cached_property
     def _folders(self) -> Mapping[str, str]:
-        return crosswalk.case_folders(self._out)
+        return crosswalk.renamed_folders(self._out)
 
     @cached_property
     def _taken(self) -> NameSet:

@@ -32,7 +32,7 @@ from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_s
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
-from scanloom.engine.results.tables import MANIFEST, MEASUREMENTS, write_tables
+from scanloom.engine.results.tables import MANIFEST, write_tables
 from scanloom.engine.results.totals import write_totals
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
@@ -53,6 +53,7 @@ from scanloom.io.output.json_file import write_document, write_json
 from scanloom.io.output.layout import fan_out
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import load_key_of, private_folder, write_private
+from scanloom.io.output.tabled_cases import MEASUREMENTS
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors

@@ -6,7 +6,9 @@ What is small stays in memory. A process that dies leaves nothing behind.
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
+import threading
 import weakref
 from array import array
 from collections.abc import Hashable, Iterator
@@ -22,6 +24,7 @@ COLUMN_NUMBERS = 4096
 """Numbers of a column that are in memory while it grows."""
 
 Key = TypeVar("Key", bound=Hashable)
+Stored = TypeVar("Stored")
 
 
 class _ScratchFile:
@@ -105,6 +108,38 @@ class Texts:
         """
         data = text.encode("utf-8", "surrogatepass")
         self._ends.append(self._file.append(data) + len(data))
+
+
+class Objects(Generic[Stored]):
+    """Objects that are added one by one and read by their place, from 0; by any threads.
+
+    They are pickled into a file that no other process can open.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file, self._ends = _ScratchFile(folder), array("Q", [0])
+        self._guard = threading.Lock()
+
+    def add(self, stored: Stored) -> int:
+        """Add an object; return its place.
+
+        Raises
+        ------
+        OSError
+            If it can't be written.
+        """
+        pickled = pickle.dumps(stored)
+        with self._guard:
+            self._ends.append(self._file.append(pickled) + len(pickled))
+            return len(self._ends) - 2
+
+    def __getitem__(self, place: int) -> Stored:
+        """Return an object, equal to the one that was added."""
+        with self._guard:
+            begin, end = self._ends[place], self._ends[place + 1]
+            pickled = self._file.read(begin, end - begin)
+        stored: Stored = pickle.loads(pickled)  # noqa: S301  # of this process
+        return stored
 
 
 class Columns(Generic[Key]):

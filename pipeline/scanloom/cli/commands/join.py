@@ -99,15 +99,16 @@ def _finder(out: Path, ids: set[str], key: bytes) -> FindSources:
     files = [{name: getattr(source, name) for name in columns} for _, source in of_files]
     rows = pa.concat_tables([cases, pa.Table.from_pylist(files, cases.schema)]).combine_chunks()
     copies = pa.array([1] * len(cases) + [copy for copy, _ in of_files], pa.int64())
-    newest_first = pa.array(range(len(rows) - 1, -1, -1), pa.int64())
-    known = keys(rows.column("id"), copies).combine_chunks().take(newest_first)
-    sources = rows.select(list(SOURCE_COLUMNS)).take(newest_first)
+    last, sources = len(rows) - 1, rows.select(list(SOURCE_COLUMNS))
+    # the newest first, of which the first one is found
+    known = keys(rows.column("id"), copies).combine_chunks()[::-1]
 
     def places(wanted: pa.Array) -> pa.Array:
         # of all that are known those first that are wanted: a small set to look each up in
         among = compute.is_in(known, value_set=compute.unique(wanted))
         numbers = compute.indices_nonzero(among)
-        return numbers.take(compute.index_in(wanted, value_set=known.filter(among)))
+        reversed_places = numbers.take(compute.index_in(wanted, value_set=known.filter(among)))
+        return compute.subtract(last, reversed_places.cast(pa.int64()))
 
     def find(row_ids: pa.Array, copies: pa.Array) -> pa.Table:
         found = places(keys(row_ids, copies))

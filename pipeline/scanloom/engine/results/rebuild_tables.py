@@ -23,6 +23,7 @@ from scanloom.io.output.layout import case_folder, provisional_cases
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import OTHER_RECIPE, read_provenance
+from scanloom.io.output.tabled_cases import MEASUREMENTS
 from scanloom.io.system.regular_files import read_regular_file
 
 
@@ -43,7 +44,7 @@ def lacks_tables(out: Path) -> bool:
     from pyarrow import parquet
 
     try:
-        for name in (tables.MANIFEST, tables.MEASUREMENTS):
+        for name in (tables.MANIFEST, MEASUREMENTS):
             parquet.read_metadata(out / f"{name}.parquet")
     except (OSError, pa.ArrowException):
         return True

@@ -102,7 +102,7 @@ class RunCases:
         self._made, self._since = made, pending.end if isinstance(pending, CaseFile) else 0
         self._out, self._scope, self._cards = out, scope, cards
         self._candidates, self._complete, self._ledger = candidates, complete, ledger
-        self._folders = crosswalk.case_folders(out)
+        self._folders = crosswalk.renamed_folders(out)
         self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
         self._ended = Outcomes()
         self._ids, self._names = NameSet(), NameSet()
@@ -253,8 +253,8 @@ class RunCases:
     def _take(self, inputs: Inputs, case: Case, failed: list[Outcome]) -> bool:
         """Take a case of the shard; return whether it is pending. It may turn out to be none."""
         made = self._made(case.id)
-        record = made or self._earlier_outcome(case)
-        if record is None:
+        outcome = _outcome(made) if made else self._earlier_outcome(case)
+        if outcome is None:
             try:
                 case = self._complete(inputs, case)
             except ScanError as error:
@@ -263,7 +263,7 @@ class RunCases:
             self.pending.append(case)
             if isinstance(self.pending, list):
                 self.entries[case.id] = inputs[0]
-        self.work += made is not None or record is None
+        self.work += made is not None or outcome is None
         self.total += 1
         self.selected += 1
         self._ids.add(case.id)
@@ -271,11 +271,11 @@ class RunCases:
         series = tuple(entry.id for entry in inputs)
         if series != (case.id,):
             self._series[case.id] = series
-        if record is None:
+        if outcome is None:
             return True
         if made is None:
-            self._ended.append(_outcome(case.id, record))
-        self.note(record)
+            self._ended.append(outcome)
+        self._note(outcome, series)
         return False
 
     def _unique(self, shared: frozenset[int], key: bytes) -> tuple[dict[str, Case], set[str]]:
@@ -297,11 +297,11 @@ class RunCases:
 
     def note(self, record: CaseRecord) -> None:
         """Note the outcome of a case for each of its series."""
-        self._note(record, self._series.get(record.id, (record.id,)))
+        self._note(_outcome(record), self._series.get(record.id, (record.id,)))
 
-    def _note(self, record: CaseRecord, series: Iterable[str]) -> None:
+    def _note(self, outcome: Outcome, series: Iterable[str]) -> None:
         for name in series:
-            self.endings.append(_outcome(name, record))
+            self.endings.append(outcome._replace(id=name) if name != outcome.id else outcome)
 
     def note_other_shards(self) -> None:
         """Note the outcomes that cases of other shards have by now."""
@@ -311,26 +311,26 @@ class RunCases:
         for inputs, light in self._candidates(_ignore, _ignore):
             case = self._named(light)
             if not self._scope.holds(case.id) and case.folder_name not in provisional:
-                record = self._earlier_outcome(case)
-                if record is not None:
-                    self._note(record, (entry.id for entry in inputs))
+                outcome = self._earlier_outcome(case)
+                if outcome is not None:
+                    self._note(outcome, (entry.id for entry in inputs))
 
-    def _earlier_outcome(self, case: Case) -> CaseRecord | None:
+    def _earlier_outcome(self, case: Case) -> Outcome | None:
         """Return how a case ended before, None if it is to be worked on.
 
-        A reason of None stands for a result; a reason with the subject "result" for one that is of
+        Without a reason, there is a result; a reason with the subject "result" is that of one of
         another recipe or damaged, and may not be replaced. A case whose files may have changed is
         to be worked on: its worker compares their content.
         """
         out, scope = self._out, self._scope
-        published = CaseRecord(case.id, None, "", (), None)
+        published = Outcome(case.id, "", "")
         if self._ledger is not None and self._ledger.holds(case):
             return published
         state = None
         try:
             state = explained_result_state(out, case, self._cards, replace=scope.replace)
         except ScanError as error:
-            return CaseRecord(case.id, error.reason, error.detail, (), None)
+            return Outcome(case.id, error.code, error.detail)
         finally:
             if self._ledger is not None:
                 self._ledger.note(case, whole=state in _WHOLE)
@@ -339,11 +339,11 @@ class RunCases:
         old = failures.previous_failure(out, case.id, case.recipe, case.stamp)
         if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
             return None
-        return CaseRecord(case.id, old.reason, old.detail, (), None)
+        return Outcome(case.id, old.reason.code, old.detail)
 
 
-def _outcome(name: str, record: CaseRecord) -> Outcome:
-    return Outcome(name, record.reason.code if record.reason else "", record.detail)
+def _outcome(record: CaseRecord) -> Outcome:
+    return Outcome(record.id, record.reason.code if record.reason else "", record.detail)
 
 
 def _failed(inputs: Inputs, error: ScanError) -> list[Outcome]:
@@ -411,7 +411,7 @@ class OutdatedMarker:
         }
         if not marked and not cases.other_results():
             return  # nothing can be outdated: a look at each series is spared
-        self._folders = crosswalk.case_folders(self._out)
+        self._folders = crosswalk.renamed_folders(self._out)
         self._ids_by_path = crosswalk.ids_by_volume_file(self._out)
         exclusions = cases.left_out.finder()
         for entry in series:

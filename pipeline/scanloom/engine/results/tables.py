@@ -21,15 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
-from scanloom.engine.results.tabled_cases import (
-    BATCH_ROWS,
-    OldTableError,
-    Rows,
-    TabledCases,
-    has_columns,
-    merge_rows,
-    write_rows,
-)
 from scanloom.engine.run_files import WORKFLOW
 from scanloom.engine.workflow.schema import MAX_PAGE_BYTES
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
@@ -53,6 +44,18 @@ from scanloom.io.output.measurements import (
     read_measurements_json,
 )
 from scanloom.io.output.private import private_folder
+from scanloom.io.output.tabled_cases import (
+    BATCH_ROWS,
+    MEASUREMENTS,
+    OldTableError,
+    ReadCase,
+    Rows,
+    TabledCases,
+    described,
+    has_columns,
+    merge_rows,
+    write_rows,
+)
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.version import __version__
@@ -61,7 +64,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST = "manifest"
-MEASUREMENTS = "measurements"
 RADIOMICS = "radiomics"
 
 MANIFEST_COLUMNS = ("file", "copy", "case", "outcome", "reason", "detail")
@@ -305,12 +307,12 @@ def _write_case_tables(
 ) -> bool:
     def measured() -> Iterator[tuple[str, Rows]]:
         read = partial(_measured, outdated=outdated)
-        for name, case, rows, columns in iter_cases(out, read, damaged, tabled.folders()):
+        for case, rows, columns in iter_cases(out, read, damaged, tabled.folders()):
             if columns is None:
-                damaged.add(name)
+                damaged.add(case.name)
             else:
-                tabled.note(name, case, columns)
-            yield name, rows
+                tabled.note(case, columns)
+            yield case.name, rows
 
     def features(folders: Iterator[Path]) -> Iterator[tuple[str, Rows]]:
         def read(folder: Path) -> tuple[str, Rows]:
@@ -340,13 +342,15 @@ def _write_case_tables(
 
 def _measured(
     folder: Path, outdated: Container[str]
-) -> tuple[str, str, Rows, Sequence[str] | None]:
-    """Return name, id and rows of a case, and the columns of its features, None if damaged."""
-    case, rows = _case_rows(folder, outdated)
+) -> tuple[ReadCase, Rows, Sequence[str] | None]:
+    """Return a case, its rows, and the columns of its features, None if damaged."""
+    time = folder.stat().st_mtime_ns  # before its files are read
+    document, rows = _case_rows(folder, outdated)
     columns = None
     with suppress(OSError, ValueError):
         columns = feature_columns(folder)
-    return folder.name, case, rows, columns
+    case = ReadCase(folder.name, str(document["case"]), time, described(document))
+    return case, rows, columns
 
 
 def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
@@ -395,14 +399,14 @@ def measurement_rows(folder: Path, outdated: Container[str]) -> Rows:
     return _case_rows(folder, outdated)[1]
 
 
-def _case_rows(folder: Path, outdated: Container[str]) -> tuple[str, Rows]:
-    """Return the id of a case, and its rows as `measurement_rows`."""
+def _case_rows(folder: Path, outdated: Container[str]) -> tuple[dict[str, Any], Rows]:
+    """Return the document of a case, and its rows as `measurement_rows`."""
     document = read_case(folder)  # a case that the report can't show is not in the table either
     rows = read_measurements_json(folder)
     case, recipe = str(document["case"]), document["recipe"]
     if case in outdated:
         rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
-    return case, [
+    return document, [
         {"case": folder.name, **measurement_to_row(row), "recipe": recipe} for row in rows
     ]
 
@@ -607,7 +611,10 @@ def _files_by_id(
     index: Index, series_ids: Collection[str], key: bytes
 ) -> Iterator[tuple[str, str, str, str]]:
     """Yield the id, path and kind of the files of some series, and the id of their series."""
-    for (entry, _, series), look in zip(index.files(), index.infos(), strict=True):
-        series_id = series.id if series else ""
-        if series_id in series_ids:
+    if "" not in series_ids:
+        for entry, look, series in index.files_of_series(series_ids):
+            yield manifest_file_id(entry.path, look.packed, key), entry.path, look.kind, series.id
+        return
+    for (entry, _, maybe), look in zip(index.files(), index.infos(), strict=True):  # all parts
+        if (series_id := maybe.id if maybe else "") in series_ids:
             yield manifest_file_id(entry.path, look.packed, key), entry.path, look.kind, series_id

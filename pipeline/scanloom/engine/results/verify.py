@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 from scanloom.core import ScanError
 from scanloom.engine.results import tables
-from scanloom.engine.results.tabled_cases import BATCH_ROWS
 from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
@@ -29,6 +28,7 @@ from scanloom.io.output.layout import CASES, Owners, PublishedCases, case_folder
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import LEDGER, PRIVATE
+from scanloom.io.output.tabled_cases import BATCH_ROWS, MEASUREMENTS
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, read_lines
@@ -43,7 +43,7 @@ class TableUnreadableError(Exception):
 
 def recorded_cases(out: Path) -> set[str]:
     """Return the names of the published cases according to the tables, or else the crosswalk."""
-    files = _existing_files(out, tables.MEASUREMENTS)
+    files = _existing_files(out, MEASUREMENTS)
     names: set[str] = set()
     for file in files:
         with suppress(TableUnreadableError):  # the other table may be readable
@@ -56,18 +56,18 @@ def recorded_cases(out: Path) -> set[str]:
 
 def missing_tables(out: Path) -> list[str]:
     """Return the tables that are missing although a run, or `report`, has written them."""
-    existing = {*_existing_files(out, tables.MANIFEST), *_existing_files(out, tables.MEASUREMENTS)}
+    existing = {*_existing_files(out, tables.MANIFEST), *_existing_files(out, MEASUREMENTS)}
     features = _existing_files(out, tables.RADIOMICS)
     half = {*_files(tables.RADIOMICS)} - {*features} if features else set()
     if not existing and not any((out / "runs").glob("*/totals.json")):
         return sorted(half)
-    expected = {*_files(tables.MEASUREMENTS)}
+    expected = {*_files(MEASUREMENTS)}
     if (out / "runs").is_dir() or not existing <= expected:  # results of `segment` have no manifest
         expected |= {*_files(tables.MANIFEST)}
     return sorted((expected - existing) | half)
 
 
-_ROWS = {tables.MEASUREMENTS: tables.measurement_rows, tables.RADIOMICS: tables.feature_rows}
+_ROWS = {MEASUREMENTS: tables.measurement_rows, tables.RADIOMICS: tables.feature_rows}
 """Rows of a case in each table."""
 
 

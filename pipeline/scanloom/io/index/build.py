@@ -13,11 +13,12 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scanloom.core import OUTCOMES, Reason, ScanError, Series, user_cache_folder
 from scanloom.core.process import core_count
@@ -55,9 +56,14 @@ from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.own_python import make_private_folder
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 logger = logging.getLogger(__name__)
 
 INDEX_NAME = "index.parquet"
+PARTS_IN_MEMORY = 8
+"""Parts whose paths are kept: series that follow one another often lie in the same ones."""
 _LINKED = "\0"  # stands for the folder of linked files, which come last
 
 PartName = tuple[str, str]
@@ -146,6 +152,22 @@ class Index:
         for _, part in self._parts():
             yield from part.infos()
 
+    def files_of_series(
+        self, ids: Collection[str]
+    ) -> Iterator[tuple[FileEntry, FileInfo, IndexedSeries]]:
+        """Yield the files of some series in the order of `files`; no other part is read."""
+        selected = list(self.series.with_ids(ids))
+        of_parts = {piece for series in selected for piece in series.pieces}
+        numbers = {run.part for series in selected for run in series.files}
+        for number in sorted(numbers | {number for number, _ in of_parts}):
+            stored = StoredPart(self.store, self.catalogue.parts[number][0])
+            groups = {n: series for n, series in enumerate(stored.series()) if series.id in ids}
+            groups |= {n: s for s in selected for piece, n in s.pieces if piece == number}
+            reasons = stored.lists("reason")[0]
+            for row, group, entry, info in stored.files_of(groups):
+                if not (reasons[row] and groups[group].slices):
+                    yield entry, info, groups[group]
+
     def _parts(self) -> Iterator[tuple[int, StoredPart]]:
         for number, (name, _) in enumerate(self.catalogue.parts):
             yield number, StoredPart(self.store, name)
@@ -173,11 +195,22 @@ class Index:
             stamp=series.stamp,
         )
 
+    @cached_property
+    def _paths_of_part(self) -> Callable[[int], pa.Table]:
+        """Returns paths of the files of a part, and whether each is compressed: 2 MB or so."""
+
+        @lru_cache(PARTS_IN_MEMORY)
+        def read(number: int) -> pa.Table:
+            return StoredPart(self.store, self.catalogue.parts[number][0]).columns(
+                "path", "gzipped"
+            )
+
+        return read
+
     def paths_of(self, series: IndexedSeries) -> Iterator[tuple[str, bool]]:
         """Yield path of each file of a series, and whether it is compressed."""
         for number, runs in itertools.groupby(series.files, key=lambda run: run.part):
-            part = StoredPart(self.store, self.catalogue.parts[number][0])
-            table = part.columns("path", "gzipped")
+            table = self._paths_of_part(number)
             for _, start, stop in runs:
                 rows = table.slice(start, stop - start)
                 for path, gzipped in zip(

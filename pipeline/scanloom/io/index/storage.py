@@ -482,6 +482,19 @@ class StoredSeries(Sequence[IndexedSeries]):
         for batch in self._file.iter_batches(_ROW_GROUP, columns=[column], use_threads=False):
             yield from batch[column].to_pylist()
 
+    def with_ids(self, ids: Collection[str]) -> Iterator[IndexedSeries]:
+        """Yield the series that have one of some IDs."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        column, requested = f"{_SERIES}id", pa.array(ids, pa.string())
+        for group in range(self._file.num_row_groups):
+            of_group = self._file.read_row_group(group, [column], use_threads=False)
+            is_wanted = compute.is_in(of_group.column(0), value_set=requested)
+            if compute.any(is_wanted).as_py():
+                rows = self._file.read_row_group(group, use_threads=False).filter(is_wanted)
+                yield from _series_rows(rows)
+
     def pieces(self, store: Store) -> Iterator[tuple[int, dict[int, IndexedSeries]]]:
         """Yield parts, in order, and the series in several pieces of which groups of them are some.
 
@@ -863,27 +876,19 @@ def _series_arrays(all_series: Sequence[IndexedSeries]) -> dict[str, pa.Array]:
 
 
 def _series_rows(table: pa.Table | pa.RecordBatch) -> Iterator[IndexedSeries]:
-    def lists(*names: str) -> Iterator[list[Any]]:
-        return (table.column(f"{_SERIES}{name}").to_pylist() for name in names)
+    def lists(names: Iterable[str]) -> dict[str, Iterable[Any]]:
+        return {name: table.column(f"{_SERIES}{name}").to_pylist() for name in names}
 
-    columns = (zip(*lists(*names), strict=True) for names in (_OWN, SeriesInfo._fields))
-    for own, texts in zip(*columns, strict=True):
-        *texts_of, first, path, unreadable, damaged, slices, files, pieces = own
-        info = SeriesInfo(*texts)
-        id_, study, kind, study_uid, series_uid, stamp = texts_of
-        yield IndexedSeries(
-            id=id_,
-            study=study,
-            kind=kind,
-            study_uid=study_uid,
-            series_uid=series_uid,
-            files=tuple(Run(*files[n : n + 3]) for n in range(0, len(files), 3)),
-            slices=slices,
-            info=info._replace(shape=tuple(info.shape), spacing=tuple(info.spacing)),
-            first=os.fsdecode(first),
-            path=os.fsdecode(path),
-            stamp=stamp,
-            unreadable=unreadable,
-            damaged=damaged,
-            pieces=tuple((pieces[n], pieces[n + 1]) for n in range(0, len(pieces), 2)),
-        )
+    info, own = lists(SeriesInfo._fields), lists(_OWN)
+    for name in ("shape", "spacing"):
+        info[name] = map(tuple, info[name])
+    for name in _PATHS:
+        own[name] = map(os.fsdecode, own[name])
+    own["files"] = (tuple(itertools.starmap(Run, _in_tuples(each, 3))) for each in own["files"])
+    own["pieces"] = (tuple(_in_tuples(each, 2)) for each in own["pieces"])
+    own["info"] = map(SeriesInfo, *info.values())
+    return map(IndexedSeries, *(own[name] for name in IndexedSeries._fields))
+
+
+def _in_tuples(numbers: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
+    return zip(*[iter(numbers)] * count, strict=True)

@@ -224,11 +224,31 @@ def case_folders(out: Path) -> Mapping[str, str]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
+    with_result = _with_result(out)
+    return LastValues(with_result.column("id"), with_result.column("folder"))
+
+
+def renamed_folders(out: Path) -> Mapping[str, str]:
+    """Return as `case_folders` those that may have other names than the ids of their cases.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    from pyarrow import compute
+
+    rows = _with_result(out)
+    renamed = rows.filter(compute.not_equal(rows.column("id"), rows.column("folder")))
+    of_renamed = rows.filter(compute.is_in(rows.column("id"), renamed.column("id")))
+    return LastValues(of_renamed.column("id"), of_renamed.column("folder"))
+
+
+def _with_result(out: Path) -> pa.Table:
     from pyarrow import compute
 
     table = _read(out, ("id", "folder"))
-    with_result = table.filter(compute.not_equal(table.column("folder"), ""))
-    return LastValues(with_result.column("id"), with_result.column("folder"))
+    return table.filter(compute.not_equal(table.column("folder"), ""))
 
 
 def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:

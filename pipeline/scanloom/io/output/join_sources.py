@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.output.measurements import escape_formula
+from scanloom.io.output.measurements import FORMULA_PREFIXES, escape_formula
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
-    import _csv
-
     import pyarrow as pa
 
 ID_COLUMNS = ("case", "case_id", "id")
@@ -32,14 +30,8 @@ ReadColumns = Callable[[Sequence[str]], Iterator["pa.RecordBatch"]]
 
 _COPY = "copy"
 _MAX_CELL = 1 << 24
-BATCH_ROWS = 50_000
+BATCH_ROWS = 100_000
 """Rows that are in memory at a time."""
-_SEPARATOR = "\x1f"
-_PLAIN = (
-    r'(?:-[0-9]+(?:\.[0-9]*)?|[^=+@\t\r\n",\x1f\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}-][^\r\n",\x1f]*)?'
-)
-_PLAIN_ROW = rf"\A{_PLAIN}(?:\x1f{_PLAIN})*\z"
-"""Texts that no CSV quotes and no spreadsheet takes for a formula, with separators (RE2)."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +104,17 @@ def join_csv(path: Path, find_sources: FindSources, file: TextIO, column: str | 
     from pyarrow import compute
 
     unknown = 0
-    table = csv.writer(file, lineterminator="\n")
     with _open_table(path) as (names, batches):
         columns = _columns(names, column)
-        table.writerow([escape_formula(name) for name in columns.all])
+        head = csv.writer(file, lineterminator="\n")
+        head.writerow([escape_formula(name) for name in columns.all])
         for batch in batches(names):
             sources, missing = _sources_of(batch, columns.ids, find_sources)
             unknown += missing
             cells = [_texts(batch.column(name)) for name in columns.kept]
             cells += [compute.fill_null(source, "") for source in sources]
-            _write_rows(cells, file, table)
+            lines = compute.binary_join_element_wise(*map(_cells, cells), ",")
+            file.writelines(f"{line}\n" for line in lines.to_pylist())
     return unknown
 
 
@@ -174,23 +167,19 @@ def _sources_of(
     return found, compute.sum(unknown).as_py() or 0
 
 
-def _write_rows(cells: Sequence[pa.Array], file: TextIO, table: _csv.Writer) -> None:
-    """Write rows, those without a text that has to be quoted or escaped many at a time."""
+def _cells(texts: pa.Array) -> pa.Array:
+    """Return texts as cells of a CSV, as `csv.writer` and `escape_formula` give them."""
+    import pyarrow as pa
     from pyarrow import compute
 
-    joined = compute.binary_join_element_wise(*cells, _SEPARATOR)
-    is_plain = compute.and_(
-        compute.match_substring_regex(joined, _PLAIN_ROW),
-        compute.equal(compute.count_substring(joined, _SEPARATOR), len(cells) - 1),
-    )
-    lines = compute.binary_join_element_wise(*cells, ",").to_pylist()
-    others = compute.indices_nonzero(compute.invert(is_plain)).to_pylist()
-    first = 0
-    for n in others:
-        file.writelines(f"{line}\n" for line in lines[first:n])
-        table.writerow([escape_formula(column[n].as_py()) for column in cells])
-        first = n + 1
-    file.writelines(f"{line}\n" for line in lines[first:])
+    first = compute.utf8_slice_codeunits(texts, 0, 1)
+    may_be_formula = compute.is_in(first, value_set=pa.array(FORMULA_PREFIXES))
+    escaped = map(escape_formula, texts.filter(may_be_formula).to_pylist())
+    texts = compute.replace_with_mask(texts, may_be_formula, pa.array(escaped, pa.string()))
+    is_quoted = compute.match_substring_regex(texts, '[,"\r\n]')
+    doubled = compute.replace_substring(texts.filter(is_quoted), '"', '""')
+    quoted = compute.binary_join_element_wise('"', doubled, '"', "")
+    return compute.replace_with_mask(texts, is_quoted, quoted)
 
 
 def _id_columns(names: Iterable[str], column: str) -> list[str]:
@@ -305,7 +294,8 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             batch = next(batches, None)
         if batch is None:
             return
-        yield batch
+        # a block of a CSV may have more rows
+        yield from (batch.slice(n, BATCH_ROWS) for n in range(0, len(batch), BATCH_ROWS))
 
 
 def _text_rows(table: pa.Table) -> Iterator[dict[str, str]]:

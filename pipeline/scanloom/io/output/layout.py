@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set, Sized
 from contextlib import suppress
 from dataclasses import dataclass
@@ -295,6 +296,7 @@ class PublishedCases(Iterable[Path], Sized):
     def __init__(self, out: Path, left_out: Callable[[Path], Set[str]] = lambda _: set()) -> None:
         self._out, self._cases = out, out / CASES
         self._runs: list[bytes] = []
+        self._in_place = Counter[bool]()  # by whether they lie in subfolders
         with suppress(FileNotFoundError, NotADirectoryError):
             entries = self._list()
             while run := sorted(itertools.islice(entries, _RUN)):
@@ -304,6 +306,7 @@ class PublishedCases(Iterable[Path], Sized):
     def _list(self) -> Iterator[str]:
         """Yield the name of each case, with `_FANNED` if it lies in a subfolder."""
         for entry, fanned in case_entries(self._out):
+            self._in_place[fanned] += 1
             yield entry.name + _FANNED if fanned else entry.name
 
     def _merged(self) -> Iterator[tuple[str, bool]]:
@@ -320,7 +323,9 @@ class PublishedCases(Iterable[Path], Sized):
         return any(True for _ in self._merged())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.names())
+        if self._left_out or len(self._in_place) > 1:  # some may lie in both places
+            return sum(1 for _ in self.names())
+        return self._in_place.total()
 
     def __iter__(self) -> Iterator[Path]:
         before = ""

@@ -198,6 +198,9 @@ class Ledger:
         self._names = self._lookup.column
         rows = self._listed_rows()
         self._columns = {name: rows[name].combine_chunks() for name in _PROVENANCE}
+        recipes = self._columns.pop("recipe")
+        self._recipes: list[str | None] = [*recipes.dictionary.to_pylist(), None]
+        self._recipe_numbers = recipes.indices.fill_null(len(self._recipes) - 1).to_numpy()
         self._is_right = self._is_sample_right()
 
     def holds(self, case: Case) -> bool:
@@ -208,12 +211,12 @@ class Ledger:
         found = self._find(case.folder_name)
         if not self._is_right or found is None:
             return False
-        recipe, source, stamp = self._provenance(found)
-        if recipe is None or recipe != case.recipe:
-            return False
-        if case.source_hash:
-            return source == case.source_hash
-        return bool(case.stamp) and stamp == case.stamp
+        is_same: bool = (
+            self._columns["source"][found].as_py() == case.source_hash
+            if case.source_hash
+            else self._columns["stamp"][found].as_py() == case.stamp != ""
+        )
+        return is_same and self._recipe(found) == case.recipe
 
     def note(self, case: Case, *, whole: bool) -> None:
         """Note what the folder of a case says, if its result was found to be whole, or nothing.
@@ -252,11 +255,7 @@ class Ledger:
 
         A source whose stamp was stored since is the same source.
         """
-        import numpy as np
-
-        for place in np.flatnonzero(
-            self._columns["recipe"].is_valid().to_numpy(zero_copy_only=False)
-        ).tolist():
+        for place in self._known().tolist():
             name = self._names[place].as_py()
             with suppress(*_DAMAGE):  # what is damaged can't be compared
                 row = PublishedCase.read(case_folder(self._out, name), name, 0)
@@ -316,11 +315,14 @@ class Ledger:
         """Return the places of the folders of which something is said."""
         import numpy as np
 
-        is_known = self._columns["recipe"].is_valid()
-        return np.flatnonzero(is_known.to_numpy(zero_copy_only=False))
+        return np.flatnonzero(self._recipe_numbers < len(self._recipes) - 1)
 
     def _provenance(self, place: int) -> tuple[str | None, ...]:
-        return tuple(self._columns[name][place].as_py() for name in _PROVENANCE)
+        of_source = (column[place].as_py() for column in self._columns.values())
+        return (self._recipe(place), *of_source)
+
+    def _recipe(self, place: int) -> str | None:
+        return self._recipes[int(self._recipe_numbers[place])]
 
     def _listed_rows(self) -> pa.Table:
         """Return the provenance of each listed folder, null where its row is void or missing."""
@@ -341,11 +343,7 @@ class Ledger:
 
     def _is_sample_right(self) -> bool:
         """Return whether folders say what their rows do: all, or CHECKED of them at random."""
-        import numpy as np
-
-        for place in sample(
-            np.flatnonzero(self._columns["recipe"].is_valid().to_numpy(zero_copy_only=False))
-        ):
+        for place in sample(self._known()):
             try:
                 made_by = read_provenance(case_folder(self._out, self._names[place].as_py()))
             except _DAMAGE:

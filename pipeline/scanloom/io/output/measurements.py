@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scanloom.core import Measurement
+from scanloom.core import Flag, Measurement
 from scanloom.core.grid import Box
 from scanloom.core.reasons import known_flags
 from scanloom.io.output.file_names import MEASUREMENTS_CSV, MEASUREMENTS_JSON
 from scanloom.io.output.json_file import read_json, write_document
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SIGNIFICANT_DIGITS = 7
 """Significant digits of numbers: more than a measurement is accurate to, without noise digits."""
@@ -71,6 +74,20 @@ def parse_measurements(rows: Iterable[dict[str, Any]]) -> tuple[Measurement, ...
     return tuple(measurements)
 
 
+def measurements_of_batch(rows: pa.RecordBatch) -> Iterator[Measurement]:
+    """Yield the measurements in rows of `measurements.parquet`.
+
+    They are those of `read_measurements`: OUTDATED, which only tables have, is left out.
+    """
+    columns = {name: rows.column(name).to_pylist() for name in COLUMNS}
+    corners = zip(*(columns[name] for name in _CORNERS), strict=True)
+    columns["box"] = [None if ends[0] is None else Box(ends[:3], ends[3:]) for ends in corners]
+    flags = {text: known_flags(text.split()) for text in set(columns["flags"])}
+    flags = {text: tuple(f for f in each if f is not Flag.OUTDATED) for text, each in flags.items()}
+    columns["flags"] = [flags[text] for text in columns["flags"]]
+    return map(Measurement, *(columns[field.name] for field in fields(Measurement)))
+
+
 def read_measurements_json(folder: Path) -> list[dict[str, Any]]:
     """Read the measurements of a case folder as plain JSON objects.
 
@@ -114,7 +131,7 @@ def rounded(value: float) -> float:
 # Cells of CSV files that a spreadsheet must not execute.
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)", re.ASCII)
-_FORMULA_PREFIXES = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+FORMULA_PREFIXES = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 """Characters that begin a formula in a spreadsheet, the full-width forms of = + - @ included."""
 
 
@@ -123,6 +140,6 @@ def escape_formula(cell: str) -> str:
 
     Numbers stay as they are: "-3.5" is not a formula, "-3.5+1" is.
     """
-    if cell.startswith(_FORMULA_PREFIXES) and not _NUMBER.fullmatch(cell):
+    if cell.startswith(FORMULA_PREFIXES) and not _NUMBER.fullmatch(cell):
         return f"'{cell}"
     return cell

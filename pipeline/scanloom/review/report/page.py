@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import math
@@ -324,6 +325,7 @@ def content_policy(script: str, style: str, *more: str) -> str:
     return _POLICY.format(script=sources, style=_digest(style))
 
 
+@functools.cache  # compiling it takes longer than the rest of a small report
 def page_template(folder: Path) -> Template:
     """Return the template `page.html.jinja` of a folder, which escapes what it is given."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from scanloom.core import Measurement
 from scanloom.review import outliers
 from scanloom.review.outliers import Finding
+from scanloom.review.report.data import references_of
 from scanloom.review.verdicts.verdict import Seen
 
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
@@ -29,9 +31,41 @@ _MAX_WORDS = 16
 """Words of a search whose rows are remembered, of a byte a row each."""
 
 
-@dataclass(frozen=True, eq=False)
-class ListedCase:
-    """A published case, as far as the list needs it.
+@dataclass(frozen=True)
+class MeasuredCase:
+    """A published case, as far as order, filters and searches need it: tables have that much."""
+
+    name: str
+    modality: str
+    axes: str
+    models: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+    references: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, name: str, document: Mapping[str, Any], measurements: tuple[Measurement, ...]
+    ) -> MeasuredCase:
+        """Return a case by its `case.json`; LookupError or TypeError if that is damaged."""
+        models = document["models"]
+        return cls(
+            name=name,
+            modality=document["source"]["modality"] or "",
+            axes=document["grid"]["axes"],
+            models=tuple(each["name"] for each in models),
+            measurements=measurements,
+            references={each["name"]: references_of(each) for each in models},
+        )
+
+    @property
+    def as_measured(self) -> MeasuredCase:
+        """The case without what its folder alone says."""
+        return MeasuredCase(*(getattr(self, each.name) for each in fields(MeasuredCase)))
+
+
+@dataclass(frozen=True)
+class ListedCase(MeasuredCase):
+    """A published case, as far as its row and verdicts need it: its folder was read.
 
     Parameters
     ----------
@@ -41,17 +75,29 @@ class ListedCase:
         Number of the latest revision; 0 without any.
     """
 
-    name: str
     stamp: object
-    modality: str
     shape: tuple[int, ...]
     spacing: tuple[float, ...]
-    axes: str
-    models: tuple[str, ...]
-    measurements: tuple[Measurement, ...]
-    references: Mapping[str, Any]
     seen: Seen
     revision: int
+
+
+class Row(NamedTuple):
+    """What filters and searches look at of a case; the text is in lower case."""
+
+    name: str
+    modality: str
+    models: tuple[str, ...]
+    risk: float
+    text: str
+
+    @classmethod
+    def of(cls, case: MeasuredCase, findings: Sequence[Finding]) -> Row:
+        """Return the row of a case with its findings."""
+        doubts = (text for text, _ in doubts_of(findings))
+        text = " ".join((case.name, case.modality, *case.models, *doubts))
+        risk = outliers.risk_score(findings)
+        return cls(case.name, case.modality, case.models, risk, text.lower())
 
 
 @dataclass(frozen=True)
@@ -78,36 +124,54 @@ class Query:
 
 
 class CaseRows:
-    """What filters and searches look at, in columns; a row's place is that of the review order.
+    """Rows in columns, in the order in which they come, which is that of their places.
 
     Parameters
     ----------
-    cases : mapping
-        Cases by name, in the order of review.
-    findings : mapping
-        Findings of each case, by name.
+    rows : iterable of Row
     """
 
-    def __init__(
-        self, cases: Mapping[str, ListedCase], findings: Mapping[str, Sequence[Finding]]
-    ) -> None:
-        self.names = list(cases)
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.names, self._texts, self._who = list[str](), list[str](), list[str]()
+        self._modalities, self._models = dict[str, int](), dict[tuple[str, ...], int]()
+        codes, risks = array("i"), array("d")
+        for row in rows:
+            self.names.append(row.name)
+            self._texts.append(row.text)
+            codes.extend(self._codes(row))
+            risks.append(row.risk)
+        self.modality, self.models = np.array(codes, np.int32).reshape(-1, 2).T.copy()
+        self.risk, self.present = np.array(risks, np.float64), np.ones(len(self.names), bool)
+        self._complete()
+
+    def sort(self) -> None:
+        """Put rows into the order of review, before they are used: of equal ones, none moves."""
+        order = np.argsort(-self.risk, kind="stable")
+        self.names, self._texts = ([t[n] for n in order] for t in (self.names, self._texts))
+        self.modality, self.models = self.modality[order], self.models[order]
+        self.risk = self.risk[order]
+        self._complete()
+
+    def _complete(self) -> None:
+        self.review = self.risk >= outliers.REVIEW_THRESHOLD
         self.places = {name: n for n, name in enumerate(self.names)}
         self.updated = list[int]()
         """Places of rows that were replaced or removed since, in the order of these events."""
-        count = len(self.names)
-        self.present, self.review = np.ones(count, bool), np.zeros(count, bool)
-        self.modality, self.models = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        self._modalities, self._models = dict[str, int](), dict[tuple[str, ...], int]()
-        self._texts, self._who = [""] * count, list[str]()
         self._with_word, self._guard = dict[str, NDArray[np.bool_]](), threading.Lock()
-        for place, case in enumerate(cases.values()):
-            self._set(place, case, findings.get(case.name, ()))
 
-    def put(self, case: ListedCase, findings: Sequence[Finding]) -> None:
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows that were not removed."""
+        modalities, models = list(self._modalities), list(self._models)
+        for place in np.flatnonzero(self.present):
+            of_scan = modalities[self.modality[place]], models[self.models[place]]
+            yield Row(self.names[place], *of_scan, float(self.risk[place]), self._texts[place])
+
+    def put(self, row: Row) -> None:
         """Replace the row of a case, which stays in its place."""
-        place = self.places[case.name]
-        self._set(place, case, findings)
+        place = self.places[row.name]
+        self.modality[place], self.models[place] = self._codes(row)
+        self.risk[place], self._texts[place] = row.risk, row.text
+        self.review[place] = row.risk >= outliers.REVIEW_THRESHOLD
         self.present[place] = True
         self._note(place)
 
@@ -146,13 +210,9 @@ class CaseRows:
             sorted(name for name, code in self._modalities.items() if name and code in modalities),
         )
 
-    def _set(self, place: int, case: ListedCase, findings: Sequence[Finding]) -> None:
-        self.review[place] = outliers.risk_score(findings) >= outliers.REVIEW_THRESHOLD
-        self.modality[place] = self._modalities.setdefault(case.modality, len(self._modalities))
-        self.models[place] = self._models.setdefault(case.models, len(self._models))
-        doubts = (text for text, _ in doubts_of(findings))
-        text = " ".join((case.name, case.modality, *case.models, *doubts))
-        self._texts[place] = text.lower()
+    def _codes(self, row: Row) -> tuple[int, int]:
+        modality = self._modalities.setdefault(row.modality, len(self._modalities))
+        return modality, self._models.setdefault(row.models, len(self._models))
 
     def _note(self, place: int) -> None:
         self._with_word = {}  # another mapping: who looks a word up now still has the one before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Reason, ScanError
+from scanloom.cards.card import ReferenceRange
+from scanloom.core import Measurement, Reason, ScanError
 from scanloom.io.output.early_list import early_lists
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import (
@@ -27,11 +28,12 @@ from scanloom.io.output.layout import (
 )
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
+from scanloom.io.output.tabled_cases import read_tabled
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.review import outliers
 from scanloom.review.outliers import Finding
-from scanloom.review.report.data import references_of
 from scanloom.review.revisions import REVISIONS, latest_result, revision_number
+from scanloom.review.scratch import Objects
 from scanloom.review.server.cases import OpenCases, OpenedCase
 from scanloom.review.server.drafts import Drafts
 from scanloom.review.server.patients import PatientNames
@@ -39,12 +41,14 @@ from scanloom.review.server.rows import (
     STATES,
     CaseRows,
     ListedCase,
+    MeasuredCase,
     Query,
     ReviewerRows,
+    Row,
     doubts_of,
 )
 from scanloom.review.server.security import RefusedError
-from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.log import REVIEW, VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.verdict import TAGS, Verdict, about, differ, seen_of, state_of
 
@@ -60,20 +64,65 @@ _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, Recursio
 """Exceptions when reading a file that was changed after its publication."""
 
 
+class CaseStore(Mapping[str, MeasuredCase]):
+    """The cases of a list by name, in a temporary file; threads may read it while it changes.
+
+    Parameters
+    ----------
+    folder : Path or None
+        A folder of the file system that has room for the file; None for memory.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._objects, self._places = Objects[MeasuredCase](folder), dict[str, int]()
+
+    def __getitem__(self, name: str) -> MeasuredCase:
+        """Return a case; KeyError if it is not there."""
+        return self._objects[self._places[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the cases that there are now."""
+        return iter(tuple(self._places))
+
+    def __len__(self) -> int:
+        """Return the number of cases."""
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a case is there, without reading it."""
+        return name in self._places
+
+    def put(self, case: MeasuredCase) -> None:
+        """Add or replace a case; OSError if it can't be written."""
+        self._places[case.name] = self._objects.add(case)
+
+    def remove(self, name: str) -> None:
+        """Remove a case, if it is there."""
+        self._places.pop(name, None)
+
+
 class Worklist:
     """The published cases of an output folder, in the order of review; new ones appear.
 
-    Its mappings are replaced as a whole, and never changed: they can be read without a lock.
+    At the start, cases are taken from the tables of the last run if their folders are those that
+    the tables were made of, by inode and time. Some folders are read; if one differs, all are. As
+    soon as more of a case is needed than tables have, its folder is read: then that counts.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    judged : set of str
+        Names of cases that have verdicts: their folders are read at the start.
     """
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    def __init__(self, out: Path, judged: Set[str] = frozenset()) -> None:
+        self.out, self._judged = out, judged
         self.damaged: set[str] = set()
         """Names of cases that can't be read, which are left out."""
-        self.cases: dict[str, ListedCase] = {}
-        """Cases by name, those with the highest risk first."""
-        self.findings: dict[str, list[Finding]] = {}
-        self.rows = CaseRows({}, {})
+        self._scratch = out / REVIEW if (out / REVIEW).is_dir() else None
+        self.cases = CaseStore(self._scratch)
+        self.rows = CaseRows(())
         """The rows of the cases; others after a look that found another case in `cases/`."""
         self.version = 0
         self._guard = threading.Lock()  # of the looks
@@ -81,7 +130,7 @@ class Worklist:
         self._cohort = outliers.Cohort((), {})
         self._stamps: tuple[object, dict[str, object]] | None = None
         self._next_look, self._next_checked = 0.0, 0
-        self._looks = dict[str, object]()  # stamps of each case's folder and revisions
+        self._looks = dict[str, int]()  # of each case's folder and revisions
         self._is_sorted = False  # by what the cases are now
         self._look: threading.Thread | None = None
 
@@ -89,6 +138,7 @@ class Worklist:
         """Look for cases that were added, replaced or removed, unless that was done just now."""
         with self._guard:
             if self._stamps is None:
+                self._take_tabled()
                 self._read_changes()
                 return
             if self._look is None or not self._look.is_alive():
@@ -98,6 +148,25 @@ class Worklist:
                 self._look.start()
             look = self._look
         look.join(MAX_WAIT_S)
+
+    def read(self, name: str) -> ListedCase | None:
+        """Return a case of the list, whose folder is read if it was not; None if it is not there.
+
+        Raises
+        ------
+        OSError
+            If it can't be read for the moment.
+        """
+        case = self.cases.get(name)
+        if case is not None and not isinstance(case, ListedCase):
+            self.update(name)
+            case = self.cases.get(name)
+        return case if isinstance(case, ListedCase) else None
+
+    def findings(self, name: str) -> list[Finding]:
+        """Return the findings of a case; [] if it is not there."""
+        case = self.cases.get(name)
+        return [] if case is None else _findings(case, self._cohort)
 
     def update(self, name: str) -> None:
         """Read a case again if it was replaced, corrected or removed; not a provisional one.
@@ -110,30 +179,43 @@ class Worklist:
         OSError
             If it can't be read for the moment: then it stays as it was.
         """
-        before, folder = self.cases.get(name), case_folder(self.out, name)
-        if before is None and name in provisional_cases(self.out):
+        folder = case_folder(self.out, name)
+        if name not in self.cases and name in provisional_cases(self.out):
             return
         case = self._current(folder)
-        if case is not None and case is before:
-            return
         with self._swap:
+            if case is not None and not self._put(case):
+                return
             self._is_sorted = False
             if case is None:
-                self.cases = {key: each for key, each in self.cases.items() if key != name}
+                self.cases.remove(name)
                 self.damaged = self.damaged - {name} | ({name} if folder.is_dir() else set())
                 self.rows.remove(name)
             else:
-                findings = outliers.find_outliers(
-                    {name: case.measurements}, self._cohort, {name: case.axes}
-                )
-                self.findings = {**self.findings, **findings}
-                self.cases = {**self.cases, name: case}
+                row = Row.of(case, _findings(case, self._cohort))
                 self.damaged = self.damaged - {name}
                 if name in self.rows.places:
-                    self.rows.put(case, findings[name])
+                    self.rows.put(row)
                 else:
-                    self.rows = CaseRows(self.cases, self.findings)
+                    self.rows = CaseRows([*self.rows, row])
             self.version += 1
+
+    def _put(self, case: ListedCase) -> bool:
+        """Keep a case as it was read; return whether the list had another one, or none."""
+        listed = self.cases.get(case.name)
+        if isinstance(listed, ListedCase) and listed.stamp == case.stamp:
+            return False
+        self.cases.put(case)
+        return isinstance(listed, ListedCase) or case.as_measured != listed
+
+    def _take_tabled(self) -> None:
+        """Take the cases of the tables, as after a look at the folders that these were made of."""
+        for name, time_ns, inode, document, measurements in read_tabled(self.out):
+            with suppress(LookupError, TypeError):
+                if name not in self._judged:
+                    self.cases.put(MeasuredCase.of(name, document, measurements))
+                    self._looks[name] = _look((time_ns, inode), None)
+        self._next_checked = secrets.randbelow(len(self._looks) or 1)
 
     def _read_changes(self) -> None:
         began = time.monotonic()
@@ -158,46 +240,63 @@ class Worklist:
         One that can't be read for the moment stays as it was. `revisions` are the stamps of those
         that there are.
         """
-        cases, damaged, whole = dict[str, ListedCase](), set[str](), True
-        looks, folders = dict[str, object](), published_cases(self.out)
+        damaged, whole, is_sorted = set[str](), True, self._is_sorted
+        looks, folders = dict[str, int](), published_cases(self.out)
         count = len(folders)
         for n, folder in enumerate(folders):
-            listed = self.cases.get(folder.name)
+            name, listed = folder.name, folder.name in self.cases
             is_checked = (n - self._next_checked) % count < CHECKED
-            looks[folder.name] = _stamp(folder), revisions.get(folder.name)
-            is_same = looks[folder.name] == self._looks.get(folder.name)
-            if listed is not None and is_same and not is_checked:
-                cases[folder.name] = listed
+            looks[name] = _look(_stamp(folder), revisions.get(name))
+            is_same = listed and looks[name] == self._looks.get(name)
+            if is_same and not is_checked:
                 continue
             try:
                 case = self._current(folder)
             except OSError:
-                case, whole = listed, False
+                whole = False
+                if not listed:
+                    damaged.add(name)
+                continue
+            is_tabled = listed and not isinstance(self.cases.get(name), ListedCase)
             if case is None:
-                damaged.add(folder.name)
-            else:
-                cases[folder.name] = case
+                damaged.add(name)
+                self.cases.remove(name)
+            if self._put(case) if case is not None else listed:
+                is_sorted = False
+                if is_same and is_tabled:  # the table is not to be trusted
+                    self._looks = {}
+                    return self._read(revisions)
         self._next_checked = (self._next_checked + CHECKED) % max(1, count)
         self._looks = looks if whole else {}
-        is_listed = (self.cases.get(name) is case for name, case in cases.items())
-        if self._is_sorted and len(cases) == len(self.cases) and all(is_listed):
+        for name in self.cases:
+            if name not in looks:
+                self.cases.remove(name)
+                is_sorted = False
+        if is_sorted:
             self.damaged = damaged
-            return whole
-        references = {m: r for case in cases.values() for m, r in case.references.items()}
-        cohort = outliers.Cohort(
-            (m for case in cases.values() for m in case.measurements), references
-        )
-        measured = {name: case.measurements for name, case in cases.items()}
-        axes = {name: case.axes for name, case in cases.items()}
-        findings = outliers.find_outliers(measured, cohort, axes)
-        order = sorted(cases, key=lambda name: (-outliers.risk_score(findings[name]), name))
-        cases = {name: cases[name] for name in order}
-        rows = CaseRows(cases, findings)
-        with self._swap:
-            self._cohort, self.findings, self.damaged = cohort, findings, damaged
-            self.cases, self.rows, self._is_sorted = cases, rows, True
-            self.version += 1
+        else:
+            self._sort(looks, damaged)
         return whole
+
+    def _sort(self, names: Iterable[str], damaged: set[str]) -> None:
+        """Compare all cases with each other; `names` are sorted, and may be of cases that left."""
+        references = dict[str, tuple[ReferenceRange, ...]]()
+
+        def listed() -> Iterator[MeasuredCase]:
+            return filter(None, map(self.cases.get, names))
+
+        def measurements() -> Iterator[Measurement]:
+            for case in listed():
+                references.update(case.references)
+                yield from case.measurements
+
+        cohort = outliers.Cohort(measurements(), references, self._scratch)
+        rows = CaseRows(Row.of(case, _findings(case, cohort)) for case in listed())
+        rows.sort()
+        with self._swap:
+            self._cohort, self.damaged = cohort, damaged
+            self.rows, self._is_sorted = rows, True
+            self.version += 1
 
     def _current(self, folder: Path) -> ListedCase | None:
         """Return a case as it is now: the listed one if it is the same; None if damaged or gone.
@@ -212,20 +311,15 @@ class Worklist:
             latest = latest_result(self.out, folder.name)
             stamp = _stamp(folder / CASE), _stamp(latest / CASE)
             listed = self.cases.get(folder.name)
-            if listed is not None and listed.stamp == stamp:
+            if isinstance(listed, ListedCase) and listed.stamp == stamp:
                 return listed
             document = read_case(folder)
-            grid, models = document["grid"], document["models"]
+            measured = MeasuredCase.of(folder.name, document, read_measurements(latest))
             return ListedCase(
-                name=folder.name,
+                **vars(measured),
                 stamp=stamp,
-                modality=document["source"]["modality"] or "",
-                shape=tuple(grid["shape"]),
-                spacing=tuple(grid["spacing_mm"]),
-                axes=grid["axes"],
-                models=tuple(each["name"] for each in models),
-                measurements=read_measurements(latest),
-                references={each["name"]: references_of(each) for each in models},
+                shape=tuple(document["grid"]["shape"]),
+                spacing=tuple(document["grid"]["spacing_mm"]),
                 seen=seen_of(latest),
                 revision=revision_number(latest),
             )
@@ -233,6 +327,15 @@ class Worklist:
             if is_passing(exc):
                 raise
             return None
+
+
+def _findings(case: MeasuredCase, cohort: outliers.Cohort) -> list[Finding]:
+    return outliers.find_outliers({"": case.measurements}, cohort, {"": case.axes})[""]
+
+
+def _look(folder: object, revisions: object) -> int:
+    """Return a number that changes with the stamps of a case's folder and of its revisions."""
+    return hash((folder, revisions))
 
 
 def _revision_stamps(out: Path) -> dict[str, object]:
@@ -326,7 +429,8 @@ class ReviewState:
     patients: PatientNames | None = None
 
     def __post_init__(self) -> None:
-        self.worklist = Worklist(self.out)
+        judged = self.log.cases_of(0, self.log.stack.count)
+        self.worklist = Worklist(self.out, judged)
         self.drafts = Drafts(self.out)
         self._views, self._guard = dict[str, _View](), threading.Lock()
         self._start, self._made = secrets.token_hex(4), 0  # of no earlier server
@@ -426,7 +530,7 @@ class ReviewState:
     def _set(self, view: _View, place: int, reviewer: str, verdicts: ByReviewer) -> None:
         """Set the state of a row by all verdicts about its case."""
         name = view.rows.rows.names[place]
-        case = self.worklist.cases.get(name)
+        case = self.worklist.read(name)
         if case is None:  # removed: no selection has it
             return
         visible = self._visible(name, reviewer, verdicts, view.back)
@@ -440,7 +544,7 @@ class ReviewState:
         shown = []
         for place in places:
             name = view.rows.rows.names[place]
-            case, findings = self.worklist.cases.get(name), self.worklist.findings.get(name, [])
+            case = self.worklist.read(name)
             if case is None:  # removed since
                 continue
             verdicts = self._visible(name, reviewer, self.log.stack.of_case(name), view.back)
@@ -451,7 +555,7 @@ class ReviewState:
                 "slices": case.shape,
                 "spacing": [round(s, 3) for s in case.spacing],
                 "models": case.models,
-                "doubts": [text for text, _ in doubts_of(findings)],
+                "doubts": [text for text, _ in doubts_of(self.worklist.findings(name))],
                 "review": bool(view.rows.rows.review[place]),
                 "state": STATES[view.rows.states[place]],
                 "mine": own.decision if own else None,
@@ -483,7 +587,7 @@ class ReviewState:
         """Return the verdicts about a case that a reviewer may see."""
         back = self._coming_back(reviewer)
         visible = self._visible(name, reviewer, self.log.stack.of_case(name), back)
-        case = self.worklist.cases.get(name)
+        case = self.worklist.read(name)
         return {
             "state": state_of(case.seen, visible) if case else "",
             "again": name in back,
@@ -494,7 +598,7 @@ class ReviewState:
     def findings(self, case: OpenedCase) -> list[dict[str, Any]]:
         """Return the doubts about a case, each with the voxel (view) that it speaks of."""
         shown = []
-        for text, finding in doubts_of(self.worklist.findings.get(case.name, [])):
+        for text, finding in doubts_of(self.worklist.findings(case.name)):
             box = next((m.box for m in finding.subjects if m.box is not None), None)
             point = box and [
                 (a + b) // 2
@@ -535,7 +639,7 @@ class ReviewState:
             As of `open_case`; RESULT_DAMAGED if label maps are not those of their checksums.
         """
         for is_last in (False, True):
-            case, listed = self.open_cases.get(name), self.worklist.cases.get(name)
+            case, listed = self.open_cases.get(name), self.worklist.read(name)
             if listed is None or listed.seen == case.seen:
                 return case
             if not is_last:
@@ -555,7 +659,7 @@ class ReviewState:
         name, reviewer = verdict.case, verdict.reviewer
         # the last look may be older than a correction that was published meanwhile
         self.worklist.update(name)
-        case = self.worklist.cases.get(name)
+        case = self.worklist.read(name)
         if case is None:
             raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
         if verdict.seen != case.seen:
@@ -621,7 +725,7 @@ class ReviewState:
         self, name: str, reviewer: str, verdicts: ByReviewer, back: set[str]
     ) -> dict[str, Verdict]:
         """Return the verdicts about a case that a reviewer may see; none of one to read again."""
-        case = self.worklist.cases.get(name)
+        case = self.worklist.read(name)
         if name in back or case is None:
             return {}
         return self.readers.visible(name, reviewer, verdicts, case.seen)
@@ -631,14 +735,10 @@ class ReviewState:
             return set()
         return self.readers.coming_back(reviewer, self.log.stack.history())
 
-    def _valid(self, current: Mapping[str, ByReviewer]) -> dict[str, dict[str, Verdict]]:
-        """Return the verdicts about the results that there are now."""
-        cases = self.worklist.cases
-        return {name: about(cases[name].seen, v) for name, v in current.items() if name in cases}
-
     def _valid_of(self, name: str) -> dict[str, Verdict]:
         """Return the verdicts about the result of a case that there is now."""
-        return self._valid({name: self.log.stack.of_case(name)}).get(name, {})
+        case = self.worklist.read(name)
+        return {} if case is None else about(case.seen, self.log.stack.of_case(name))
 
     def _shown(self, verdict: Verdict | None) -> dict[str, Any] | None:
         if verdict is None:

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.results import tabled_cases, tables
+from scanloom.engine.results import tables
 from scanloom.engine.results.verify import verify
-from scanloom.io.output import ledger
+from scanloom.io.output import ledger, tabled_cases
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.layout import case_folder, iter_cases
 from scanloom.io.output.measurements import write_measurements

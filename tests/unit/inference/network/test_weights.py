@@ -108,15 +108,24 @@ def test_tensors_of_monai_are_data(state: State, tmp_path: Path) -> None:
 
     path = tmp_path / "model.pt"
     torch.save({**state, WEIGHT: MetaTensor(state[WEIGHT])}, path)
-    program = (
-        "import sys; from pathlib import Path; from support import model_cards;"
-        "from scanloom.inference.network.loading import load_network;"
-        "weights = model_cards.converted(Path(sys.argv[1]));"
-        "load_network(model_cards.card(weights.file), __import__('torch').float32)"
-    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
-    subprocess.run([sys.executable, "-c", program, str(path)], env=env, check=True)
+    subprocess.run([sys.executable, "-c", LOADS, str(path)], env=env, check=True)
+
+
+LOADS = """
+import sys
+from pathlib import Path
+import torch
+from scanloom.engine.machine.lean_imports import without_optional_imports
+from scanloom.inference.network.loading import load_network
+from support import model_cards
+
+assert "monai" not in sys.modules
+with without_optional_imports():  # as in a worker
+    weights = model_cards.converted(Path(sys.argv[1]))
+    load_network(model_cards.card(weights.file), torch.float32)
+"""
 
 
 def as_zip(names: dict[str, bytes]) -> bytes:

@@ -164,6 +164,28 @@ def test_the_whole_archive_is_the_same_with_helpers_stored_or_fresh(
     assert rows(fresh) == rows(stored) == rows(helped) == rows(from_helped)
 
 
+def test_the_files_of_some_series_are_those_of_a_walk(
+    messy: tuple[Path, Outcomes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of series that lie over several parts."""
+    monkeypatch.setattr(parts, "PART_FILES", 4)
+    index = build_index([messy[0]], KEY, processes=1)
+    assert any(one.pieces for one in index.series)
+    by_id = dict[str, list[Any]]()
+    for file, info in zip(index.files(), index.infos(), strict=True):
+        if file.series is not None:
+            by_id.setdefault(file.series.id, []).append((file.entry, info, file.series))
+    ids = [name for name in by_id if name]
+    assert len(ids) > 12
+    for name in ids:
+        assert list(index.files_of_series({name})) == by_id[name]
+    several = set(ids[::3])
+    walked = [each for name, files in by_id.items() if name in several for each in files]
+    walked.sort(key=lambda each: each[0].path)
+    assert sorted(index.files_of_series(several), key=lambda each: each[0].path) == walked
+    assert not list(index.files_of_series({"unknown"}))
+
+
 def test_a_file_and_two_folders_that_overlap_are_counted_once(archive: Path) -> None:
     whole = build_index([archive], KEY)
     paths = [archive, archive / "a", str(archive / "b" / ".."), archive / "c"]

@@ -231,6 +231,16 @@ def test_parts_that_are_not_named_go_after_a_week(
     assert after.counts()["found"] == 4
 
 
+def test_paths_of_series_in_one_part_are_read_once(
+    slices: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    index = build_index([slices[name][0].parent for name in "pq"], KEY, tmp_path)
+    first, second = index.series
+    assert len(index.as_series(first).files) == 6
+    shutil.rmtree(tmp_path / PRIVATE / "index")
+    assert set(index.as_series(second).files) == set(slices["q"])
+
+
 def test_a_few_files_are_indexed_without_a_folder(slices: dict[str, list[Path]]) -> None:
     index = index_of([slices["p"][0].parent], KEY)
     [only] = index.series

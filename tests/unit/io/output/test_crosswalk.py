@@ -29,6 +29,7 @@ from scanloom.io.output.crosswalk import (
     gather_sources,
     known_ids,
     latest_by_id,
+    renamed_folders,
     source_from_series,
     sources_of_study,
     stamp,
@@ -86,6 +87,14 @@ def test_a_case_keeps_its_folder(tmp_path: Path) -> None:
 
     assert case_folders(tmp_path) == {"a": "Name"}
     assert {s.folder for s in find_sources(tmp_path, ["a"])} == {"Name"}
+
+
+def test_only_folders_with_other_names_than_their_ids_are_looked_up(tmp_path: Path) -> None:
+    add(tmp_path, row("a", folder="a"), row("b", folder="Name"), row("c"))
+    add(tmp_path, row("d", "/one", "Old"), row("d", "/two", "d"))
+
+    assert renamed_folders(tmp_path) == {"b": "Name", "d": "d"}  # as it was recorded last
+    assert renamed_folders(tmp_path / "elsewhere") == {}
 
 
 @pytest.mark.parametrize("pack", ["none", "gzip", "zip"])

@@ -99,6 +99,37 @@ def test_numbers_and_plain_text_are_left_alone(cell: str) -> None:
     assert escape_formula(cell) == cell
 
 
+def test_cells_are_written_as_by_the_writer_of_python(tmp_path: Path) -> None:
+    """But for a carriage return, which that of some versions leaves unquoted."""
+    texts = [
+        "a",
+        "",
+        "a,b",
+        'a"b',
+        '"',
+        "a\nb",
+        "a\r\nb",
+        " a ",
+        "å",
+        "=1,2",
+        '=1"',
+        "-3.5",
+        "-3,5",
+    ]
+    texts += ["\uff1d1", "'", "\t=1", "\n", "\r\n", "+a\nb", "a\x1fb", "\x00"]
+    rows = [(n, other) for n in texts for other in texts]
+    pq.write_table(
+        pa.table({"case": ["x"] * len(rows), "a": [a for a, _ in rows], "b": [b for _, b in rows]}),
+        tmp_path / "t",
+    )
+    text, expected = io.StringIO(newline=""), io.StringIO(newline="")
+    assert join_csv(tmp_path / "t", find_source, text) == len(rows)
+    writer = csv.writer(expected, lineterminator="\n")
+    writer.writerow(["case", "a", "b", *ADDED])
+    writer.writerows(["x", *map(escape_formula, row), *[""] * len(ADDED)] for row in rows)
+    assert text.getvalue() == expected.getvalue()
+
+
 def parquet(path: Path) -> Path:
     table = pa.table(
         {

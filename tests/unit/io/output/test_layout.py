@@ -59,6 +59,16 @@ def test_an_output_folder_with_cases_goes_on_in_subfolders(tmp_path: Path) -> No
     assert not damaged
 
 
+def test_a_case_in_both_places_counts_once(tmp_path: Path) -> None:
+    for name in ("both", "flat"):
+        publish(tmp_path, name)
+    fan_out(tmp_path)
+    (tmp_path / "cases" / "_th" / "both").mkdir(parents=True)
+    publish(tmp_path, "fanned")
+
+    assert len(published_cases(tmp_path)) == 3
+
+
 def test_without_the_file_the_cases_in_subfolders_are_still_there(tmp_path: Path) -> None:
     """Some programs do not copy files whose names begin so."""
     fan_out(tmp_path)

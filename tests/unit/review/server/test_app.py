@@ -556,7 +556,7 @@ def test_saved_corrections_leave_no_arrays(server: Any) -> None:
         held.append(tuple(sum(type(o) is t for o in objects) for t in (OpenedCase, Draft)))
 
     assert max(held[2:]) <= (2, 0)
-    assert server.state.worklist.findings.keys() == set(server.cases)
+    assert set(server.state.worklist.cases) == set(server.cases)
 
 
 def test_a_correction_that_can_t_be_saved_is_kept(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +15,26 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra review is not installed")
 
+from scanloom.core import Reason
+from scanloom.engine.results.tables import write_case_tables
 from scanloom.engine.revisions import Correction, publish_revision
+from scanloom.io.output import ledger
+from scanloom.io.output.case_folder import _write_checksums
+from scanloom.io.output.measurements import read_measurements
+from scanloom.io.output.published import store_file_stamps
 from scanloom.review.outliers import Finding
 from scanloom.review.revisions import latest_result, read_label_maps, revision_number
 from scanloom.review.server import state as state_module
 from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.requests import read_query, read_rows
-from scanloom.review.server.rows import STATES, CaseRows, ListedCase
+from scanloom.review.server.rows import STATES, CaseRows, ListedCase, Row
 from scanloom.review.server.security import RefusedError
 from scanloom.review.server.state import ReviewState, Worklist
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.verdict import Decision, Seen, Verdict
+from support.listed_cases import add_revision, publish_drawn
+from support.make_report import add_failure
 from support.review_cases import affine_of, publish, scan_array, seen
 
 
@@ -43,6 +52,11 @@ def out(three: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+def listed(worklist: Worklist) -> list[str]:
+    """Return the names of the cases in the order of review."""
+    return [row.name for row in worklist.rows]
+
+
 def correct(out: Path, name: str, key: Path) -> Path:
     latest = latest_result(out, name)
     [(file, before)] = read_label_maps(latest).items()
@@ -55,16 +69,16 @@ def correct(out: Path, name: str, key: Path) -> Path:
 def test_a_correction_is_listed_and_no_other_case_is_read(out: Path, three: Path) -> None:
     worklist = Worklist(out)
     worklist.refresh()
-    first, name, third = worklist.cases
+    first, name, third = worklist.rows.names
     before = {**worklist.cases}
     revision = correct(out, name, three / "key")
 
     worklist.update(name)
 
-    assert list(worklist.cases) == [first, name, third]
-    assert worklist.cases[name].seen == seen(revision)
-    assert worklist.cases[name].revision == 1
-    assert all(worklist.cases[each] is before[each] for each in (first, third))
+    assert listed(worklist) == [first, name, third]
+    assert worklist.read(name).seen == seen(revision)
+    assert worklist.read(name).revision == 1
+    assert all(worklist.cases[each] == before[each] for each in (first, third))
     version = worklist.version
     worklist.update(name)
     assert worklist.version == version
@@ -73,21 +87,20 @@ def test_a_correction_is_listed_and_no_other_case_is_read(out: Path, three: Path
 def test_a_look_after_corrections_reads_the_corrected_cases_only(out: Path, three: Path) -> None:
     worklist = Worklist(out)
     worklist.refresh()
-    names, before = list(worklist.cases), {**worklist.cases}
+    names, before = listed(worklist), {**worklist.cases}
     for name in names[:2]:
         correct(out, name, three / "key")
 
     worklist._read_changes()
 
-    assert [worklist.cases[name].revision for name in names] == [1, 1, 0]
-    assert worklist.cases[names[2]] is before[names[2]]
-    assert {name: worklist.findings[name] for name in names}.keys() == set(names)
+    assert [worklist.read(name).revision for name in names] == [1, 1, 0]
+    assert worklist.cases[names[2]] == before[names[2]]
 
 
 def test_damaged_removed_and_new_cases_are_noticed_by_name(out: Path, tmp_path: Path) -> None:
     worklist = Worklist(out)
     worklist.refresh()
-    damaged, removed, kept = worklist.cases
+    damaged, removed, kept = worklist.rows.names
     (out / "cases" / damaged / "segments.json").write_text("{}")
     (out / "cases" / removed).rename(tmp_path / removed)
 
@@ -95,10 +108,10 @@ def test_damaged_removed_and_new_cases_are_noticed_by_name(out: Path, tmp_path: 
     worklist.update(removed)
     worklist.update("a" * 26)
 
-    assert (list(worklist.cases), worklist.damaged) == ([kept], {damaged})
+    assert (listed(worklist), worklist.damaged) == ([kept], {damaged})
     (tmp_path / removed).rename(out / "cases" / removed)
     worklist.update(removed)
-    assert list(worklist.cases) == [kept, removed]
+    assert listed(worklist) == [removed, kept]  # in its place
 
 
 def test_a_look_for_a_new_case_reads_what_changed_and_others_in_turn(
@@ -120,7 +133,7 @@ def test_a_look_for_a_new_case_reads_what_changed_and_others_in_turn(
     worklist._read_changes()
     assert {second, "new"} <= {*read}
     assert len(read) <= 3
-    assert worklist.cases[second].revision == 1
+    assert worklist.read(second).revision == 1
     version = worklist.version
     for n in range(4):  # one of four each time: all are looked at in turn
         (out / "cases" / f"{n}.other").mkdir()
@@ -178,7 +191,8 @@ class Listing:
         return answer["before"], answer["after"], answer["next"]
 
     def decide(self, n: int, decision: Decision = "accept", reviewer: str = "r1") -> None:
-        case = self.state.worklist.cases[self.names[n]]
+        case = self.state.worklist.read(self.names[n])
+        assert case is not None
         self.state.log.append(Verdict(case.name, reviewer, case.seen, decision=decision))
 
 
@@ -199,8 +213,10 @@ def listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]
             cases = {name: listed_case(name, n) for n, name in enumerate(names)}
             findings = {name: findings_of(n) for n, name in enumerate(names)}
             worklist = state.worklist
-            worklist.cases, worklist.findings = cases, findings
-            worklist.rows = CaseRows(cases, findings)
+            for case in cases.values():
+                worklist.cases.put(case)
+            worklist.rows = CaseRows(Row.of(case, findings[case.name]) for case in cases.values())
+            monkeypatch.setattr(worklist, "findings", findings.get)
             monkeypatch.setattr(worklist, "refresh", lambda: None)
             return Listing(state, names)
 
@@ -320,9 +336,9 @@ def test_rows_follow_cases_that_are_replaced_and_removed(listing: Listed) -> Non
     version = made.ask()["version"]
     made.ask(q="liver")
     other = listed_case(names[1], 1, models=("c",), revision=1)
-    worklist.cases[names[1]] = other
-    worklist.rows.put(other, findings_of(0))
-    del worklist.cases[names[4]]
+    worklist.cases.put(other)
+    worklist.rows.put(Row.of(other, findings_of(0)))
+    worklist.cases.remove(names[4])
     worklist.rows.remove(names[4])
 
     news = made.ask(since=version)
@@ -332,3 +348,98 @@ def test_rows_follow_cases_that_are_replaced_and_removed(listing: Listed) -> Non
     assert news["models"] == ["a", "b", "c"]
     assert made.ask(q="liver")["names"] == names[:2]
     assert made.ask(model="c")["names"] == [names[1]]
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an output folder of drawn cases with tables."""
+    monkeypatch.setattr(ledger, "CHECKED", 2)
+    monkeypatch.setattr(state_module, "CHECKED", 2)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # for speed
+    out = tmp_path / "out"
+    for n, name in enumerate(names_of(30)):
+        publish_drawn(out, name, n)
+    write_case_tables(out, set())
+    return out
+
+
+def first_look(out: Path, judged: Set[str] = frozenset()) -> tuple[Worklist, set[str]]:
+    """Return a list after its first look, and the cases whose folders were read."""
+    worklist = Worklist(out, judged)
+    worklist.refresh()
+    cases = worklist.cases.items()
+    return worklist, {name for name, case in cases if isinstance(case, ListedCase)}
+
+
+def shown(worklist: Worklist) -> list[object]:
+    """Return all that is known of the cases, in the order of review."""
+    findings = [worklist.findings(name) for name in worklist.rows.names]
+    cases = list(map(worklist.read, worklist.rows.names))
+    return [list(worklist.rows), findings, cases, sorted(worklist.damaged)]
+
+
+def test_a_list_from_tables_is_that_from_folders(drawn: Path) -> None:
+    names = names_of(32)
+    folders = [drawn / "cases" / name for name in names]
+    publish_drawn(drawn, names[3], 103)
+    publish_drawn(drawn, names[31], 31)
+    revision = add_revision(drawn, folders[7], 107)
+    add_failure(drawn, names[9], Reason.CRASHED)  # its rows are flagged
+    shutil.rmtree(folders[11])
+    (folders[13] / "labels.nii.gz").unlink()
+    (folders[17] / "another").write_text("")
+
+    from_tables, read = first_look(drawn, {names[19]})
+
+    changed = {names[n] for n in (3, 7, 17, 19, 31)}
+    assert changed <= read
+    assert len(read - changed) <= 2  # those that are read by chance
+    (drawn / "private" / "tabled.parquet").unlink()
+    from_folders, all_read = first_look(drawn)
+    assert all_read == set(names) - {names[n] for n in (11, 13, 30)}
+    assert shown(from_tables) == shown(from_folders)
+    assert from_tables.damaged == {names[13]}
+    assert from_tables.rows.risk.max() > 1
+    case = from_tables.read(names[7])
+    assert case is not None
+    assert case.measurements == read_measurements(revision)
+
+
+def test_tables_that_were_replaced_since_are_not_taken(drawn: Path) -> None:
+    table = drawn / "measurements.parquet"
+    shutil.copy2(table, drawn / "copy")
+    (drawn / "copy").replace(table)
+    assert len(first_look(drawn)[1]) == 30
+
+
+def test_no_case_is_taken_from_tables_if_a_folder_differs(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an edit that changed no time of a folder."""
+    monkeypatch.setattr(state_module, "CHECKED", 29)
+    for name in names_of(30)[:2]:
+        folder = drawn / "cases" / name
+        path, time = folder / "measurements.json", folder.stat().st_mtime_ns
+        path.write_text(path.read_text().replace("kidney_left", "kidney_lost"))
+        _write_checksums(folder)
+        store_file_stamps(folder)
+        os.utime(folder, ns=(time, time))
+    worklist, read = first_look(drawn)
+    assert read == set(names_of(30))
+    assert "kidney_lost" in {m.label for case in worklist.cases.values() for m in case.measurements}
+
+
+def test_a_case_from_tables_that_changed_is_read_when_it_is_shown(drawn: Path) -> None:
+    worklist, read = first_look(drawn)
+    replaced, gone, same = [name for name in names_of(30) if name not in read][:3]
+    version = worklist.version
+    assert worklist.read(same) is not None
+    assert worklist.version == version
+    folder = publish_drawn(drawn, replaced, 200)
+    case = worklist.read(replaced)
+    assert case is not None
+    assert case.measurements == read_measurements(folder)
+    shutil.rmtree(drawn / "cases" / gone)
+    assert worklist.read(gone) is None
+    assert gone not in listed(worklist)
+    assert worklist.version == version + 2

@@ -5,6 +5,9 @@ folder, as the ledger has. If a case has the same folder, and is as outdated as 
 copied. As with the ledger, some folders are checked each time, and small output folders are read
 whole.
 
+A row also has the time of the folder and what `case.json` says of the scan and its models: with the
+measurements, this is all that a list of cases is sorted and filtered by (`read_tabled`).
+
 The file describes the very files of the tables that were written with it, by their sizes, times and
 inodes. If one was replaced, damaged or copied, or a process died between two of them, all cases are
 read: as well if two shards wrote them at the same time.
@@ -17,17 +20,19 @@ import filecmp
 import io
 import itertools
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from scanloom.core import ScanError
+from scanloom.core import Measurement, ScanError
 from scanloom.io.output import ledger
 from scanloom.io.output.growing_table import write_groups
 from scanloom.io.output.layout import case_folder, provisional_cases
-from scanloom.io.output.measurements import escape_formula
+from scanloom.io.output.measurements import escape_formula, measurements_of_batch
 from scanloom.io.output.private import PRIVATE, write_private
 from scanloom.io.output.published import check_files
 from scanloom.io.system.atomic_write import atomic_write
@@ -38,8 +43,11 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
+    from pyarrow import parquet
 
 TABLED = "tabled.parquet"
+MEASUREMENTS = "measurements"
+"""Name of the table of measurements, without suffix."""
 BATCH_ROWS = 20_000
 """Rows of a table that are in memory at a time, and that its groups have."""
 
@@ -48,6 +56,38 @@ States = dict[str, list[int]]
 """Size, modification time in nanoseconds and inode of files, by name."""
 _FILES, _VERSION = b"scanloom.files", b"scanloom.version"
 """Keys of the metadata: states of the files of the tables, and the version that wrote them."""
+
+
+class ReadCase(NamedTuple):
+    """A case as its folder was read.
+
+    Parameters
+    ----------
+    name, case : str
+        Name of its folder, and its id.
+    time : int
+        Modification time of its folder, in nanoseconds, before its files were read.
+    described : str
+        As of `described`.
+    """
+
+    name: str
+    case: str
+    time: int
+    described: str
+
+
+def described(document: dict[str, Any]) -> str:
+    """Return the part of a `case.json` that lists are filtered by, as JSON; empty if damaged."""
+    with suppress(LookupError, TypeError):
+        models = [
+            {"name": each["name"], "reference_ranges": each.get("reference_ranges", [])}
+            for each in document["models"]
+        ]
+        source = {"modality": document["source"]["modality"]}
+        grid = {"axes": document["grid"]["axes"]}
+        return json.dumps({"source": source, "grid": grid, "models": models})
+    return ""
 
 
 class OldTableError(Exception):
@@ -98,12 +138,12 @@ class TabledCases:
         self._unchanged[:] = False
         self._new, self._read = [], self._read[:1]
 
-    def note(self, name: str, case: str, columns: Sequence[str]) -> None:
-        """Note a case that was read, by name and id, and the columns of its features."""
-        place = ledger.place_of(self._names, name)
-        row = {"name": name, "inode": self._listed["inode"][place].as_py(), "case": case}
-        row |= {"outdated": case in self._outdated, "columns": json.dumps(columns)}
-        self._new.append(row)
+    def note(self, case: ReadCase, columns: Sequence[str]) -> None:
+        """Note a case that was read, and the columns of its features."""
+        place = ledger.place_of(self._names, case.name)
+        inode, outdated = self._listed["inode"][place].as_py(), case.case in self._outdated
+        row = {"inode": inode, "outdated": outdated, "columns": json.dumps(columns)}
+        self._new.append(case._asdict() | row)
         if len(self._new) >= BATCH_ROWS:
             self._gather_new()
 
@@ -210,7 +250,7 @@ class TabledCases:
     def _file_states(self) -> States:
         """Return the state of each file of the tables that is there."""
         paths = [self._out / name for name in self._files]
-        return {path.name: _state(path) for path in paths if path.exists()}
+        return {path.name: _state(path.stat()) for path in paths if path.exists()}
 
 
 def _without(folders: pa.Table, names: Collection[str]) -> pa.Table:
@@ -221,17 +261,89 @@ def _without(folders: pa.Table, names: Collection[str]) -> pa.Table:
     return folders.filter(compute.invert(is_left_out)).combine_chunks()
 
 
-def _state(path: Path) -> list[int]:
-    state = path.stat()
-    return [state.st_size, state.st_mtime_ns, state.st_ino]
-
-
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
     few = pa.dictionary(pa.int32(), pa.string())
     columns = {"name": pa.string(), "inode": pa.uint64(), "case": pa.string()}
-    return pa.schema((columns | {"outdated": pa.bool_(), "columns": few}).items())
+    columns |= {"outdated": pa.bool_(), "columns": few, "time": pa.int64(), "described": few}
+    return pa.schema(columns.items())
+
+
+def _state(file: os.stat_result) -> list[int]:
+    """Return size, modification time in nanoseconds and inode of a file."""
+    return [file.st_size, file.st_mtime_ns, file.st_ino]
+
+
+class TabledCase(NamedTuple):
+    """A case of which a table of measurements was made.
+
+    Parameters
+    ----------
+    name : str
+        Name of its folder.
+    time, inode : int
+        Those that its folder had before it was read.
+    document : dict
+        Of its `case.json` what lists are filtered by: modality, axes and models.
+    measurements : tuple of Measurement
+        Without the flag OUTDATED, which only tables have.
+    """
+
+    name: str
+    time: int
+    inode: int
+    document: dict[str, Any]
+    measurements: tuple[Measurement, ...]
+
+
+def read_tabled(out: Path) -> Iterator[TabledCase]:
+    """Yield the cases of `measurements.parquet`, in order of their names; no folder is looked at.
+
+    The caller compares inode and time with those that the folder has now. None are yielded if the
+    table is another one than that which was written with `private/tabled.parquet`.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    name = f"{MEASUREMENTS}.parquet"
+    with (
+        suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException),
+        open_regular_file(out / PRIVATE / TABLED) as plain,
+        open_regular_file(out / name) as plain_table,
+        parquet.ParquetFile(plain, pre_buffer=False) as file,
+        parquet.ParquetFile(plain_table, pre_buffer=False) as table,
+    ):
+        metadata = file.schema_arrow.metadata or {}
+        state = _state(os.fstat(plain_table.fileno()))
+        if (
+            metadata.get(_VERSION) != __version__.encode()
+            or json.loads(metadata[_FILES])[name] != state
+        ):
+            return
+        measured = itertools.groupby(_measured(table), key=itemgetter(0))
+        measured_name, rows = next(measured, _END)
+        for case in _rows(file, ("name", "time", "inode", "described")):
+            while measured_name and measured_name < case["name"]:
+                measured_name, rows = next(measured, _END)
+            if case["described"]:
+                of_case = tuple(m for _, m in rows) if measured_name == case["name"] else ()
+                document = json.loads(case.pop("described"))
+                yield TabledCase(**case, document=document, measurements=of_case)
+
+
+_END: tuple[str, Iterator[tuple[str, Measurement]]] = ("", iter(()))
+
+
+def _measured(table: parquet.ParquetFile) -> Iterator[tuple[str, Measurement]]:
+    for batch in table.iter_batches(BATCH_ROWS, use_threads=False):
+        names = batch.column("case").to_pylist()
+        yield from zip(names, measurements_of_batch(batch), strict=True)
+
+
+def _rows(file: parquet.ParquetFile, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for batch in file.iter_batches(BATCH_ROWS, columns=list(columns), use_threads=False):
+        yield from batch.to_pylist()
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -372,10 +484,10 @@ def write_rows(
         _write_both(table_draft, text_draft, schema, pieces)
         pairs = ((table_draft, table), (text_draft, text))
         if all(path.is_file() for _, path in pairs):
-            states.update((path.name, _state(path)) for _, path in pairs)
+            states.update((path.name, _state(path.stat())) for _, path in pairs)
             if all(filecmp.cmp(*pair, shallow=False) for pair in pairs):
                 raise _EqualError
-        states.update((path.name, _state(draft)) for draft, path in pairs)
+        states.update((path.name, _state(draft.stat())) for draft, path in pairs)
 
     try:
         atomic_write(table, lambda table_draft: atomic_write(text, partial(write, table_draft)))
