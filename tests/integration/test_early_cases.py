@@ -20,7 +20,7 @@ import pytest
 from scanloom.cli.commands.run import status_line
 from scanloom.engine import early_cases
 from scanloom.engine import run as running
-from scanloom.engine.early_cases import EarlyCase, EarlyCases, may_begin_early
+from scanloom.engine.early_cases import EarlyCases, may_begin_early
 from scanloom.engine.monitor import StatusWriter
 from scanloom.engine.workflow.schema import make_workflow
 from scanloom.engine.workflow.selection import Scope
@@ -28,6 +28,15 @@ from scanloom.inference.engines.selection import LEAST_WINDOWS
 from scanloom.io.index import parts
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.output import crosswalk
+from scanloom.io.output.early_list import (
+    EARLY,
+    EarlyCase,
+    add_early,
+    early_lists,
+    keep_early,
+    read_early,
+)
+from scanloom.io.output.layout import provisional_cases
 from support import engine_models as em
 from support.commands import scanloom
 from support.early_pace import Pace
@@ -36,7 +45,9 @@ from support.write_dicom import Words, noise, write_series
 
 WHOLE, GOES_ON, BESIDE, DOUBTED, OTHER, SEVERAL = range(3000, 3006)
 TWICE, ELSEWHERE, LAST = range(3010, 3013)
-EARLY = {WHOLE, GOES_ON, BESIDE, DOUBTED, OTHER, SEVERAL, TWICE, em.RAISE}
+WAIT_S = 300
+"""Longest wait for the first results: a worker process starts slowly on a busy machine."""
+BEGIN_EARLY = {WHOLE, GOES_ON, BESIDE, DOUBTED, OTHER, SEVERAL, TWICE, em.RAISE}
 """Brightest voxels of the scans that begin before the index is complete: more than those that
 are whole."""
 
@@ -167,10 +178,10 @@ def test_the_output_is_that_of_a_run_that_indexes_first(
     assert content(small.out) == files
     assert accounts(small) == counted
     assert sources(small.out) == origins
-    assert set(small.started) == EARLY | {ELSEWHERE, WHOLE + 500}
+    assert set(small.started) == BEGIN_EARLY | {ELSEWHERE, WHOLE + 500}
     assert len(withdrawn) == len({GOES_ON, BESIDE, DOUBTED, SEVERAL, TWICE})
     assert small.started[TWICE] == small.started[GOES_ON] == 2
-    assert not list((small.out / "private").rglob(early_cases.EARLY))
+    assert not early_lists(small.out)
     assert scanloom("verify", small.out).code == 0
 
     begun = small.started
@@ -188,18 +199,19 @@ def test_the_first_case_ends_before_the_last_part_is_read(
     draw(runs.archive / "2", GOES_ON)
     runs.write("modality: CT, choose: all")
     in_small_parts(monkeypatch)
-    ended = threading.Event()
+    ended, named = threading.Event(), []
     finish, lines = StatusWriter.finish, []
 
     def note(status_writer: StatusWriter, record: Any) -> None:
         finish(status_writer, record)
         lines.append(status_line(status_writer.now()))
+        named.append(crosswalk.find_sources(runs.out, [record.id]))
         ended.set()
 
     def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
         def add(part: Any, files: int) -> None:
             if part[1].endswith("2"):
-                assert ended.wait(60)
+                assert ended.wait(WAIT_S)
             on_part(part, files)
 
         return build_index(*arguments, on_part=add, **more)
@@ -216,20 +228,14 @@ def test_the_first_case_ends_before_the_last_part_is_read(
 
     assert done.code == 0, done.err
     assert lines[0] == "indexing: 4 files so far; 1 case begun"
+    assert [source.path for source in named[0]] == [str(runs.archive / "1")]
     [(_, load)] = setups
     assert load.args[4] == 1  # of several cases, an engine would be measured
     assert len(runs.cases()) == 2
 
 
-@pytest.mark.thorough
-def test_an_index_that_fails_ends_the_run_and_its_results_stay(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next run withdraws what does not hold."""
-    draw(runs.archive / "1", WHOLE)
-    move(draw(runs.archive / "2", GOES_ON, slices=6)[3:], runs.archive / "3")
-    runs.write("modality: CT, choose: all")
-    in_small_parts(monkeypatch)
+def run_until_index_fails(runs: Runs, patch: pytest.MonkeyPatch, *options: str) -> Any:
+    """Run up to the last part of the index, on which it fails when the cases so far have ended."""
     ended = threading.Event()
     note = EarlyCases.note
 
@@ -241,28 +247,98 @@ def test_an_index_that_fails_ends_the_run_and_its_results_stay(
     def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
         def add(part: Any, files: int) -> None:
             if part[1].endswith("3"):
-                assert ended.wait(60)
+                assert ended.wait(WAIT_S)
                 raise OSError(28, "no space")
             on_part(part, files)
 
         return build_index(*arguments, on_part=add, **more)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(EarlyCases, "note", noted)
-        patch.setattr(running, "build_index", build)
-        failed = runs()
+    with patch.context() as context:
+        context.setattr(EarlyCases, "note", noted)
+        context.setattr(running, "build_index", build)
+        return runs(*options)
+
+
+@pytest.fixture
+def halved(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Runs of which the first one ended before its index, with results of a scan and of a half."""
+    draw(runs.archive / "1", WHOLE)
+    move(draw(runs.archive / "2", GOES_ON, slices=6)[3:], runs.archive / "3")
+    runs.write("modality: CT, choose: all")
+    in_small_parts(monkeypatch)
+    failed = run_until_index_fails(runs, monkeypatch)
     assert failed.code == 74, failed.err
     assert failed.document["error"]["code"] == "DISK_FULL"
     assert len(runs.cases()) == 2
-    [listed] = (runs.out / "private").rglob(early_cases.EARLY)
+    return runs
 
-    done = runs()
+
+@pytest.mark.thorough
+def test_an_index_that_fails_ends_the_run_and_its_results_stay(halved: Runs) -> None:
+    """The next run withdraws what does not hold."""
+    done = halved()
 
     assert done.code == 0, done.err
     status = done.document["status"]
     assert (status["before"], status["done"], status["remade"]) == (1, 1, 0)
-    assert runs.started == {WHOLE: 1, GOES_ON: 2}
-    assert not listed.exists()
+    assert halved.started == {WHOLE: 1, GOES_ON: 2}
+    assert not early_lists(halved.out)
+    assert len(halved.rows("measurements")) == len(halved.cases()) == 2
+
+
+@pytest.mark.thorough
+def test_results_of_a_killed_run_have_sources_and_are_provisional(halved: Runs) -> None:
+    out, cases = halved.out, set(halved.cases())
+    assert provisional_cases(out) == cases
+
+    where = scanloom("where", *cases, "-o", out, "--json").document
+    assert {source["path"] for source in where["sources"]} == {
+        str(halved.archive / "1"),
+        str(halved.archive / "2"),
+    }
+
+    reported = scanloom("report", out)
+    assert "2 cases from before the index of a run was complete" in reported.err
+    assert not halved.rows("measurements")
+    for command in (["export", out, out.parent / "copy"], ["dataset", out, "-o", out.parent / "d"]):
+        ended = scanloom(*command)
+        assert ended.code == 65
+        assert "2 cases from before" in ended.err
+    assert not (out.parent / "copy").exists()
+
+
+@pytest.mark.thorough
+def test_a_shard_that_ends_leaves_out_what_another_one_may_withdraw(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Path(runs.environment["SCANLOOM_KEY"])
+    key.parent.mkdir(parents=True, exist_ok=True)
+    key.write_bytes(bytes(range(32)))  # so that each shard has some
+    key.chmod(0o600)
+    for name, brightest in enumerate(range(WHOLE, WHOLE + 8)):
+        draw(runs.archive / f"{name}-1", brightest)
+    draw(runs.archive / "9-3", WHOLE + 9)
+    runs.write("modality: CT, choose: all")
+    in_small_parts(monkeypatch)
+    assert run_until_index_fails(runs, monkeypatch, "--shard", "1/2").code == 74
+    begun = provisional_cases(runs.out)
+    assert len(begun) >= 2
+
+    ended = runs("--shard", "2/2")
+
+    assert ended.code == 0, ended.err
+    assert f"{len(begun)} cases from before" in ended.err
+    others = set(runs.cases()) - begun
+    assert {row["case"] for row in runs.rows("measurements")} == others
+    used = {row["case"] for row in runs.rows("manifest") if row["outcome"] == "used"}
+    assert used == others
+
+    assert runs("--shard", "1/2").code == 0
+
+    assert not provisional_cases(runs.out)
+    assert {row["case"] for row in runs.rows("measurements")} == set(runs.cases())
+    assert {row["outcome"] for row in runs.rows("manifest")} == {"used"}
+    assert len(runs.cases()) == 9
 
 
 KILLED = """
@@ -304,7 +380,7 @@ def test_killed_runs_leave_what_an_undisturbed_one_does(
             process.wait(chance.uniform(0.5, 12.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        listed += bool(list((small.out / "private").rglob(early_cases.EARLY)))
+        listed += bool(early_lists(small.out))
 
     ended = small()
 
@@ -313,7 +389,7 @@ def test_killed_runs_leave_what_an_undisturbed_one_does(
     assert content(small.out) == files
     assert sources(small.out) == origins
     assert scanloom("verify", small.out).code == 0
-    assert not list((small.out / "private").rglob(early_cases.EARLY))
+    assert not early_lists(small.out)
 
 
 @pytest.mark.slow
@@ -352,19 +428,22 @@ def test_a_choice_of_engines_has_enough_windows_early() -> None:
 
 def test_a_list_is_read_up_to_half_a_line(tmp_path: Path) -> None:
     lines = [EarlyCase(name, name, "recipe", "stamp", "digest") for name in ("one", "two")]
-    path = tmp_path / early_cases.EARLY
-    early_cases._keep(path, lines)
-    assert path.stat().st_mode & 0o777 == 0o600
+    path = tmp_path / EARLY
+    for line in lines:
+        add_early(path, line)
+    appended = path.read_bytes()
+    keep_early(path, lines)
+    assert path.read_bytes() == appended
     with path.open("a") as file:
         file.write('{"case": "thr')
 
-    assert list(early_cases._read(path)) == lines
+    assert list(read_early(path)) == lines
     path.write_text(path.read_text().replace("digest", "digest\n", 1))
-    assert list(early_cases._read(path)) == []
+    assert list(read_early(path)) == []
 
-    early_cases._keep(path, [])
+    keep_early(path, [])
     assert not path.exists()
-    assert list(early_cases._read(path)) == []
+    assert list(read_early(path)) == []
 
 
 def test_the_list_of_another_shard_is_left_alone(tmp_path: Path) -> None:
@@ -376,10 +455,10 @@ def test_the_list_of_another_shard_is_left_alone(tmp_path: Path) -> None:
     shards, names = [Scope(shard=(k, 2)) for k in (1, 2)], [*index.series.ids()]
     lists = []
     for number, scope in enumerate(shards):
-        lists.append(out / "private" / "runs" / str(number) / early_cases.EARLY)
+        lists.append(out / "runs" / str(number) / EARLY)
         lists[-1].parent.mkdir(parents=True)
         lines = [EarlyCase(name, name, "", "", "") for name in names if scope.holds(name)]
-        early_cases._keep(lists[-1], lines)
+        keep_early(lists[-1], lines)
     ours, theirs = lists
     state = theirs.stat()
 

@@ -14,7 +14,7 @@ import json
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
@@ -26,7 +26,6 @@ from scanloom.core import DICOM, Case, CaseRecord, Reason, ScanError
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
 from scanloom.engine.prepare import Request, make_cases, with_files
 from scanloom.engine.results.run_cases import add_sources
-from scanloom.engine.run_files import RUNS
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope, select
@@ -43,18 +42,18 @@ from scanloom.io.index.storage import IndexedSeries, read_errors
 from scanloom.io.output import crosswalk, failures
 from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.case_folder import withdraw
-from scanloom.io.output.file_names import CASE
-from scanloom.io.output.growing_table import append_lines, read_lines
-from scanloom.io.output.json_file import read_json
+from scanloom.io.output.early_list import (
+    EARLY,
+    EarlyCase,
+    add_early,
+    early_lists,
+    keep_early,
+    read_early,
+)
 from scanloom.io.output.layout import FANNED_ABOVE, case_folder, fan_out
 from scanloom.io.output.ledger import list_folders
-from scanloom.io.output.private import PRIVATE, write_private
-from scanloom.io.output.published import read_provenance
 from scanloom.io.session import current_session
-from scanloom.io.system.regular_files import open_regular_file
 
-EARLY = "early.jsonl"
-"""List of the cases that a run began early, in its private folder; gone when they were compared."""
 ENOUGH_CASES = 40
 """Cases that wait before workers start. Whether an engine is measured depends on whether a run has
 20 windows or more: with twice as many cases, this is decided as it will be for the whole archive,
@@ -142,16 +141,6 @@ class GrowingIndex:
         return self._index.result()
 
 
-class EarlyCase(NamedTuple):
-    """A line of the list: a case, its folder's name, what it is made from, and of which series."""
-
-    case: str
-    folder: str
-    recipe: str
-    stamp: str
-    series: str
-
-
 class EarlyCases(Iterator[Case | None]):
     """The cases of the parts of a growing index, as an iterator that ends when it is complete.
 
@@ -184,9 +173,9 @@ class EarlyCases(Iterator[Case | None]):
                 return True
         return False
 
-    def begin(self, case_file: CaseFile) -> None:
-        """Give cases from now on, each of which is added to this file before."""
-        self._case_file = case_file
+    def begin(self, case_file: CaseFile, folder: Path) -> None:
+        """Give cases from now on, each of which is added before to a file and the run's list."""
+        self._case_file, self._list = case_file, folder / EARLY
 
     def __next__(self) -> Case | None:
         if self._growing.is_complete() or self._case_file is None:
@@ -197,8 +186,11 @@ class EarlyCases(Iterator[Case | None]):
         series, case = found
         if len(self._case_file) * (self._scope.shard or (1, 1))[1] >= FANNED_ABOVE:
             fan_out(self._out)
-        line = EarlyCase(case.id, case.folder_name, case.recipe, case.stamp, _digest(series))
-        append_lines(self._case_file.path.with_name(EARLY), [line._asdict()])
+        source = crosswalk.source_from_series(case.series, case.id)
+        add_sources(self._out, key_fingerprint(self._key), iter([source]))
+        series_digest = _digest(series, self._key)
+        line = EarlyCase(case.id, case.folder_name, case.recipe, case.stamp, series_digest)
+        add_early(self._list, line)
         self._case_file.append(case)
         return next(self._case_file)
 
@@ -308,14 +300,14 @@ def compare_early(
         Its id.
     """
     # That of this run last: it tells what there is now
-    lists = sorted((out / PRIVATE / RUNS).glob(f"*/{EARLY}"), key=lambda at: at.parent.name == run)
-    began = {line.case: line.series for path in lists for line in _read(path)}
+    lists = sorted(early_lists(out), key=lambda path: path.parent.name == run)
+    began = {line.case: line.series for path in lists for line in read_early(path)}
     if not any(name in began and scope.holds(name) for name in index.series.ids()):
         return Compared(Outcomes(), [], 0)
     found = dict[str, str]()
     for series in index.series:
         if series.id in began and scope.holds(series.id):
-            found[series.id] = "" if series.id in found else _digest(series)
+            found[series.id] = "" if series.id in found else _digest(series, key)
     differ = {name for name, digest in found.items() if digest != began[name]}
     if differ:  # the crosswalk may have them as they were
         different = (series for series in index.series if series.id in differ)
@@ -330,27 +322,16 @@ def compare_early(
         failures.remove_failure(out, outcome.id)
     audit, withdrawn = AuditTrail(out, key), 0
     for path in lists:
-        for line in _read(path):
-            if line.case in differ and _is_result_of(out, line):
+        for line in read_early(path):
+            if line.case in differ and line.has_result(case_folder(out, line.folder)):
                 withdraw(out, line.folder, audit)
                 withdrawn += 1
     for path in lists:
-        lines = list(_read(path))
+        lines = list(read_early(path))
         kept = [line for line in lines if line.case not in found]
         if len(kept) < len(lines):  # else a run of another shard may be adding to it
-            _keep(path, kept)
+            keep_early(path, kept)
     return Compared(made, void, withdrawn)
-
-
-def _is_result_of(out: Path, line: EarlyCase) -> bool:
-    """Return whether a result is the one that a line tells: not made anew, nor corrected."""
-    folder = case_folder(out, line.folder)
-    try:
-        made_by = read_provenance(folder)
-        is_corrected = read_json(folder / CASE).get("revision") is not None
-    except (OSError, ValueError, ScanError):
-        return False  # there is none; of a damaged one, the run tells it
-    return (made_by.recipe, made_by.stamp) == (line.recipe, line.stamp) and not is_corrected
 
 
 def _may_be_whole(series: IndexedSeries) -> bool:
@@ -359,26 +340,11 @@ def _may_be_whole(series: IndexedSeries) -> bool:
     return is_known and series.reason is None and not series.unreadable and not series.damaged
 
 
-def _digest(series: IndexedSeries) -> str:
-    """Return a digest of all that makes the case of a series, whatever the number of its part."""
+def _digest(series: IndexedSeries, key: bytes) -> str:
+    """Return a keyed digest of what makes the case of a series, whatever its part's number."""
     runs = [(run.start, run.stop) for run in series.files]
     text = json.dumps([*series._replace(files=(), pieces=()), runs])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _read(path: Path) -> Iterator[EarlyCase]:
-    with suppress(FileNotFoundError, ValueError, TypeError), open_regular_file(path) as file:
-        for row in read_lines(file):
-            yield EarlyCase(**row)
-
-
-def _keep(path: Path, lines: Sequence[EarlyCase]) -> None:
-    """Leave these lines in a list; remove one without any."""
-    text = "".join(f"{json.dumps(line._asdict())}\n" for line in lines)
-    if text:
-        write_private(path, lambda draft: draft.write_text(text, encoding="utf-8"))
-    else:
-        path.unlink(missing_ok=True)
+    return hashlib.blake2b(text.encode(), key=key, digest_size=8).hexdigest()
 
 
 def _ignore(_: Outcome) -> None:

@@ -440,7 +440,7 @@ class _Run(RunSteps):
                 self._early = self._noted = early
                 file = self.save_workflow() / run_files.CASES_FILE
                 self.case_file = CaseFile(file, at_least=ENOUGH_CASES)
-                early.begin(self.case_file)
+                early.begin(self.case_file, self.folder)
                 self._work_on(early, stop, stack)
             return growing.result()
 

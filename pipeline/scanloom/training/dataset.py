@@ -38,7 +38,7 @@ from scanloom.io.output.crosswalk import (
 )
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
-from scanloom.io.output.layout import identity_of, no_results, published_cases
+from scanloom.io.output.layout import Owners, identity_of, no_results, published_cases
 from scanloom.io.output.private import check_key, check_links
 from scanloom.io.output.published import FILE_STAMPS, SOURCE_STAMP, check_files
 from scanloom.io.scan import GridOnlySource, Scan
@@ -347,12 +347,14 @@ def _read_results(out: Path, model: str | None, left_out: LeftOut) -> list[_Resu
     """Return the latest result of each case that has label maps of a model; damaged ones not."""
     ids = {case: case for case in known_ids(out)}
     ids |= {folder: case for case, folder in case_folders(out).items()}
-    results, models = list[_Result](), set[str]()
+    results, models, owners = list[_Result](), set[str](), Owners(out)
     for folder in published_cases(out):
         try:
             latest = latest_result(out, folder.name)
             for each in {folder, latest}:
                 check_files(each)
+            if owners.other_case(folder):
+                raise ValueError("the folder holds the result of another case")
             timing = read_json(folder / TIMING)
             entries = read_json(latest / SEGMENTS)["files"]
             # `segments.json` may have been changed: no other file may leave the output folder

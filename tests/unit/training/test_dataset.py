@@ -25,6 +25,8 @@ from monai.data.decathlon_datalist import load_decathlon_datalist
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.revisions import Correction, publish_revision
+from scanloom.io.output.crosswalk import add_sources, find_sources
+from scanloom.io.output.private import locked_folder
 from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
@@ -768,10 +770,13 @@ def test_nobody_is_named(tmp_path: Path) -> None:
 
 def test_names_of_case_folders_stay_behind(results: Results) -> None:
     """With `--names source` they are PatientIDs."""
-    named = results.out / "cases" / "CANARY-1"
-    (results.out / "cases" / results.cases[0]).rename(named)
-    (results.out / "cases" / results.cases[1]).rename(named.with_name("CANARY-2"))
-    (named.with_name("CANARY-2") / FILE).unlink()
+    out, names = results.out, dict(zip(results.cases, ("CANARY-1", "CANARY-2"), strict=False))
+    sources = [replace(each, folder=names[each.id]) for each in find_sources(out, [*names])]
+    with locked_folder(out / "private"):
+        add_sources(out / "private", sources)
+    for case, name in names.items():
+        (out / "cases" / case).rename(out / "cases" / name)
+    (out / "cases" / "CANARY-2" / FILE).unlink()
 
     dataset = results.write()
 

@@ -9,11 +9,22 @@ from typing import Annotated, ClassVar
 import typer
 
 from scanloom.cli.commands.where import check_holder
-from scanloom.cli.console import Exit, console, error_boundary, print_result, say, warn_of_damaged
+from scanloom.cli.console import (
+    Exit,
+    console,
+    error_boundary,
+    print_result,
+    say,
+    warn_of_damaged,
+    warn_of_provisional,
+)
 from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 from scanloom.version import __version__
 
-BEHIND = "the manifest is missing or lacks the latest run: give the key, or repeat the run"
+BEHIND = (
+    "the manifest is missing or lacks the latest run: give the key; with it, let the run end, or "
+    "repeat it if it has died"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,8 @@ def report(
                 pages["private_report"] = str(write_private_report(out, fingerprint, damaged))
         except OSError as exc:
             raise output_error(exc) from exc
-        plain = {"schema": 1, **pages, "damaged": sorted(damaged)}
+        provisional = warn_of_provisional(out)
+        plain = {"schema": 1, **pages, "damaged": sorted(damaged), "provisional": provisional}
         print_result(general.mode, lambda: plain, lambda: _show(pages))
         if behind:
             say(f"scanloom: {BEHIND}.", err=True)

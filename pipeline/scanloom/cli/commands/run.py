@@ -30,6 +30,7 @@ from scanloom.cli.console import (
     report_new_key,
     say,
     warn_of_damaged,
+    warn_of_provisional,
     warn_of_unexamined,
 )
 from scanloom.cli.options import (
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from scanloom.engine.monitor import Status, StatusWriter
     from scanloom.engine.run import RunResult
 
-IN_ORDER, AT_ONCE = 9.0, 2.0
+IN_ORDER, AT_ONCE = 8.0, 2.0
 """Seconds until the process exits after the first and the second Ctrl-C."""
 
 
@@ -132,6 +133,7 @@ def run(
             shown = None if general.json or general.quiet else _shown
             result = run_workflow(selected, paths, options, stop=stop, display=shown)
         print_result(general.mode, lambda: document(result), lambda: _print_end(result, output.out))
+        warn_of_provisional(output.out)
         warn_of_damaged(output.out, result.damaged)
         if (error := result.metrics_error) is not None:
             say(f"scanloom: {format_error(error.reason, error.detail)}", err=True)
@@ -227,11 +229,12 @@ def _interruptible() -> Iterator[threading.Event]:
 
 def _end_within(seconds: float) -> threading.Timer:
     """Exit this process, and with it its children, after a delay unless cancelled."""
+    from scanloom.core.process import end_process
 
     def end() -> None:
         with suppress(OSError):
             print_resume_command()
-        os._exit(Exit.INTERRUPTED)
+        end_process(Exit.INTERRUPTED)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

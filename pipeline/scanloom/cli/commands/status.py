@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from scanloom.cli.commands.segment import DOING
-from scanloom.cli.console import Exit, OutputMode, console, error_boundary, print_result, say
+from scanloom.cli.console import (
+    Exit,
+    OutputMode,
+    console,
+    error_boundary,
+    print_result,
+    say,
+    warn_of_provisional,
+)
 from scanloom.cli.options import Reporting, ResultsOptions, takes_panels
 
 if TYPE_CHECKING:
@@ -54,7 +62,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
                 continue
             for name in damaged:
                 say(f"scanloom: {_damage(name)}.", err=True)
-            _print(now, _reviewed(out), outbox, general.mode)
+            _print(now, _reviewed(out), outbox, warn_of_provisional(out), general.mode)
             failed = unsent or now.state in ("failed", DIED)
             raise typer.Exit(Exit.SOME_FAILED if failed else Exit.OK)
         if damaged:
@@ -84,7 +92,11 @@ def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
 
 
 def _print(
-    now: Status, reviewed: dict[str, int], outbox: OutboxState | None, mode: OutputMode
+    now: Status,
+    reviewed: dict[str, int],
+    outbox: OutboxState | None,
+    provisional: int,
+    mode: OutputMode,
 ) -> None:
     def show() -> None:
         console().print(status_table(now))
@@ -92,7 +104,7 @@ def _print(
             console().print(_totals(reviewed))
         _print_outbox(outbox)
 
-    plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed}
+    plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed, "provisional": provisional}
     print_result(mode, lambda: {**plain, "outbox": _outbox_document(outbox)}, show)
 
 
@@ -183,9 +195,10 @@ def status_table(status: Status) -> RenderableType:
         table.add_row("progress", now_indexing)
     if status.work:
         table.add_row("progress", f"{status.worked} of {counted(status.work, 'case')} to run")
+    of_all = "" if now_indexing else f" of {status.cases}"
     table.add_row(
         "cases",
-        f"{status.ended} of {status.cases}: {status.done} done, {status.skipped} skipped, "
+        f"{status.ended}{of_all}: {status.done} done, {status.skipped} skipped, "
         f"{status.ambiguous} ambiguous, {status.failed} failed, {status.before} from before",
     )
     if status.remade:

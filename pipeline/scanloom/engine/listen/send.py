@@ -16,9 +16,8 @@ from scanloom.engine.listen.listen import receiver_options
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder
 from scanloom.engine.listen.site import Site
 from scanloom.io.output.layout import (
-    case_folder,
-    is_case_name,
     no_results,
+    provisional_cases,
     published_cases,
 )
 
@@ -87,12 +86,13 @@ def send(
         expected = did_you_mean(to, known) if known else "the site has none"
         raise ScanError(Reason.SITE, f"no target is called {to}: {expected}")
     target = targets[0]
-    folders = [case_folder(out, name) for name in cases if is_case_name(name)]
-    unknown = sorted(set(cases) - {folder.name for folder in folders if folder.is_dir()})
     if not (published := published_cases(out)):
         raise no_results(out)
+    folders = [folder for folder in published if folder.name in cases]
+    unknown = sorted(set(cases) - {folder.name for folder in folders})
     if unknown:
-        detail = f"there is no case {unknown[0]} in the output folder"
+        which = "final result of" if unknown[0] in provisional_cases(out) else "case"
+        detail = f"there is no {which} {unknown[0]} in the output folder"
         raise ScanError(Reason.ID_UNKNOWN, detail)
     outbox = Outbox(outbox_folder(out))
     hasty = target.model_copy(

@@ -27,7 +27,7 @@ from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries, StoredSeries
 from scanloom.io.output import crosswalk, failures
-from scanloom.io.output.layout import case_folder, published_cases
+from scanloom.io.output.layout import case_folder, provisional_cases, published_cases
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
@@ -307,9 +307,11 @@ class RunCases:
         """Note the outcomes that cases of other shards have by now."""
         if self._scope.shard is None:
             return
+        provisional = provisional_cases(self._out)
         for inputs, light in self._candidates(_ignore, _ignore):
-            if not self._scope.holds(light.id):
-                outcome = self._earlier_outcome(self._named(light))
+            case = self._named(light)
+            if not self._scope.holds(case.id) and case.folder_name not in provisional:
+                outcome = self._earlier_outcome(case)
                 if outcome is not None:
                     self._note(outcome, (entry.id for entry in inputs))
 

@@ -24,7 +24,7 @@ from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, r
 from scanloom.io.output.crosswalk import case_folders, check_sources
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
-from scanloom.io.output.layout import CASES, case_folder, no_results, published_cases
+from scanloom.io.output.layout import CASES, Owners, PublishedCases, case_folder, no_results
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import CROSSWALK, LEDGER, PRIVATE
@@ -183,19 +183,24 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
     Discrepancy
         First case by case, sorted, then missing cases, then tables. `timing.json` has no checksum
         and only has to exist. Cases published after the tables were written are not a finding.
+        Provisional cases are checked too.
 
     Raises
     ------
     ScanError
         NOT_FOUND or NO_RESULTS if there are no results in `out`.
     """
-    folders, expected = published_cases(out), recorded_cases(out)
+    folders, expected = PublishedCases(out), recorded_cases(out)
     if not expected and not (out / CASES).is_dir():
         raise no_results(out)
     # Cases first: rows of a case that was changed can't be checked
-    intact = set()
+    intact, owners = set(), Owners(out)
     for folder in folders:
-        findings = list(verify_case(folder, folder.relative_to(out).as_posix()))
+        path = folder.relative_to(out).as_posix()
+        findings = list(verify_case(folder, path))
+        with suppress(OSError, ValueError, ScanError):  # found before
+            if case := owners.other_case(folder):
+                findings.append(Discrepancy("changed", f"{path}: it holds the result of {case}"))
         yield from findings
         if not findings:
             intact.add(folder.name)
@@ -241,7 +246,7 @@ def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
     secret, name = audit_key(out, key), f"{PRIVATE}/{AUDIT}"
     if secret is None:
         return
-    cases = published_cases(out)
+    cases = PublishedCases(out)
     if cases and not (out / name).exists():
         yield Discrepancy("missing", name)
         return

@@ -26,8 +26,10 @@ GROUP_ROWS = 100_000
 T = TypeVar("T")
 
 
-def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows as lines, readable by their owner; half a line of a dead process is cut off.
+def append_lines(path: Path, rows: Iterable[Mapping[str, Any]], mode: int = 0o600) -> None:
+    """Append rows as lines; half a line of a dead process is cut off.
+
+    A new file is readable by its owner only; another `mode` is before the umask.
 
     Raises
     ------
@@ -36,7 +38,7 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """
     text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     is_new = not path.exists()
-    descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
     try:
         size = cut_half_line(descriptor)
         append_synced(descriptor, text.encode(), size)

@@ -8,15 +8,17 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, counted
+from scanloom.io.output.early_list import early_lists, read_early
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES, PRIVATE
@@ -51,6 +53,7 @@ _MAY_BE_EMPTY = frozenset({CASES, "failed"})
 MAX_NAME_BYTES = 255
 """Length of a file name that file systems have."""
 _CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and the names of `scanloom.io.output.crosswalk`
+_CASE_ID = re.compile(r"[a-z2-7]{26}")
 _FINGERPRINT = re.compile(rb"[a-z2-7]{26}")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Exceptions when reading a file that was changed after its publication."""
@@ -148,6 +151,8 @@ def no_results(out: Path, missing: str = "results") -> ScanError:
     detail = f"there are no {missing} in this output folder"
     if not {CASES, "failed", "runs", LISTEN}.intersection(inside):
         detail += ", only an index of scans"
+    if count := len(provisional_cases(out)):
+        detail += f" yet: {provisional_note(count)}"
     return ScanError(Reason.NO_RESULTS, detail, str(out))
 
 
@@ -275,13 +280,20 @@ def case_entries(out: Path) -> Iterator[tuple[os.DirEntry[str], bool]]:
 
 
 class PublishedCases(Iterable[Path], Sized):
-    """The folders of the published cases, sorted by name; foreign entries are ignored.
+    """The folders of published cases, sorted by name; foreign entries are ignored.
 
     They are listed once, without a `stat` of any. Names are kept in sorted runs of text, which are
     merged while they are read: a million ids take 30 MB instead of 330.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    left_out : callable
+        Returns names that are passed over; called after the folders were listed.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, left_out: Callable[[Path], Set[str]] = lambda _: set()) -> None:
         self._out, self._cases = out, out / CASES
         self._runs: list[bytes] = []
         self._in_place = Counter[bool]()  # by whether they lie in subfolders
@@ -289,6 +301,7 @@ class PublishedCases(Iterable[Path], Sized):
             entries = self._list()
             while run := sorted(itertools.islice(entries, _RUN)):
                 self._runs.append("\n".join(run).encode())
+        self._left_out = left_out(out) if self._runs else set[str]()
 
     def _list(self) -> Iterator[str]:
         """Yield the name of each case, with `_FANNED` if it lies in a subfolder."""
@@ -301,14 +314,16 @@ class PublishedCases(Iterable[Path], Sized):
         # UTF-8 sorts as its characters do, and no character of a name sorts before `_FANNED`
         lines = ((line.group() for line in re.finditer(rb"[^\n]+", run)) for run in self._runs)
         for line in heapq.merge(*lines):
-            name = line.decode()
-            yield (name[:-1], True) if name[-1] == _FANNED else (name, False)
+            text = line.decode()
+            name = text.removesuffix(_FANNED)
+            if name not in self._left_out:
+                yield name, name != text
 
     def __bool__(self) -> bool:
-        return bool(self._runs)
+        return any(True for _ in self._merged())
 
     def __len__(self) -> int:
-        if len(self._in_place) > 1:  # some may lie in both places
+        if self._left_out or len(self._in_place) > 1:  # some may lie in both places
             return sum(1 for _ in self.names())
         return self._in_place.total()
 
@@ -340,8 +355,27 @@ _RUN = 10_000
 
 
 def published_cases(out: Path) -> PublishedCases:
-    """Return the folders of the published cases, sorted by name; foreign entries are ignored."""
-    return PublishedCases(out)
+    """Return the folders of the published cases but provisional ones, sorted by name."""
+    return PublishedCases(out, provisional_cases)
+
+
+def provisional_cases(out: Path) -> set[str]:
+    """Return the names of the cases whose results are provisional.
+
+    They began before the index of their run was complete, and were not compared with it yet: they
+    may be halves of series, and be withdrawn. So they are in no table, report or copy.
+    """
+    lines = (line for path in early_lists(out) for line in read_early(path))
+    return {line.folder for line in lines if line.has_result(case_folder(out, line.folder))}
+
+
+def provisional_note(count: int) -> str:
+    """Return a sentence on a number of provisional cases: what they are, and become."""
+    return (
+        f"{counted(count, 'case')} from before the index of a run was complete, provisional and "
+        "left out of tables, reports and copies: that run makes them final when the index is "
+        "complete; if the run has ended, give its command again"
+    )
 
 
 def iter_cases(
@@ -359,18 +393,59 @@ def iter_cases(
     read : callable
         Function of a case folder, which opens no files outside it.
     damaged : set of str
-        Receives the names of the cases whose files are missing, unreadable or changed.
+        Receives the names of the cases whose files are missing, unreadable or changed, and of
+        folders that hold the result of another case.
     folders : iterable of Path, optional
         The folders of some cases, in place of all.
     """
+    owners = Owners(out)
     for folder in published_cases(out) if folders is None else folders:
         try:
             check_files(folder)
-            case = read(folder)
+            case = None if owners.other_case(folder) else read(folder)
         except _DAMAGE:
+            case = None
+        if case is None:
             damaged.add(folder.name)
         else:
             yield case
+
+
+class Owners:
+    """Tells whose result a case folder holds: it may have been copied, renamed or exchanged."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+
+    def other_case(self, folder: Path) -> str:
+        """Return the id of the case to which the result belongs; "" if it is where it belongs.
+
+        A folder that is not named by the case id is named by the source, which the crosswalk tells.
+        Without it, only names that look like ids are judged.
+
+        Raises
+        ------
+        OSError, ValueError
+            If `case.json` is missing or damaged.
+        """
+        name = unicodedata.normalize("NFC", folder.name)
+        case = str(read_case(folder).get("case", name))
+        if case == name:
+            return ""
+        known, names = self._crosswalk
+        if case in known:
+            return "" if names.get(case, case) == name else case
+        return case if _CASE_ID.fullmatch(name) else ""
+
+    @cached_property
+    def _crosswalk(self) -> tuple[Container[str], Mapping[str, str]]:
+        """The ids in the crosswalk, and their names; none if it is missing or can't be read."""
+        from scanloom.io.output.crosswalk import case_folders, known_ids
+
+        try:
+            return known_ids(self._out), case_folders(self._out)
+        except (OSError, ScanError):  # it is readable for its owner alone
+            return (), {}
 
 
 def read_case(folder: Path) -> dict[str, Any]:

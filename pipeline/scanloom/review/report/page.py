@@ -21,6 +21,7 @@ from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
 from scanloom.io.output.failures import FAILED
 from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import provisional_cases, provisional_note
 from scanloom.io.output.private import PRIVATE, check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
@@ -222,7 +223,7 @@ def _html(out: Path, kept: dict[str, Any]) -> str:
     runs = valid_runs(reported)
     # one module without imports: a page on disk can't import modules from beside it
     script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
-    style = page_style()
+    style, provisional = page_style(), len(provisional_cases(out))
     return page_template(_HERE).render(
         **kept["content"],
         data=kept["data"],
@@ -233,6 +234,7 @@ def _html(out: Path, kept: dict[str, Any]) -> str:
         workflow=json.dumps(workflow, indent=2) if workflow else "",
         runs=[run_row(run) for run in runs[:MAX_RUNS]],
         all_runs=summed_runs(runs),
+        provisional=f"{provisional_note(provisional)}." if provisional else "",
     )
 
 

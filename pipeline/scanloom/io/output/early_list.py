@@ -1,0 +1,81 @@
+"""The list `OUT/runs/<run id>/early.jsonl`: cases that began before the index was complete.
+
+A case is listed before it begins, and its line goes when it was compared with the whole index.
+Until then its result is provisional: it may be withdrawn. The list of a run that was killed stays
+for the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from scanloom.core import ScanError
+from scanloom.io.output.file_names import CASE
+from scanloom.io.output.growing_table import append_lines, read_lines
+from scanloom.io.output.json_file import read_json
+from scanloom.io.output.published import read_provenance
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.regular_files import open_regular_file
+
+EARLY = "early.jsonl"
+
+
+class EarlyCase(NamedTuple):
+    """A line of the list: a case, its folder's name, what it is made from, and of which series."""
+
+    case: str
+    folder: str
+    recipe: str
+    stamp: str
+    series: str
+
+    def has_result(self, folder: Path) -> bool:
+        """Return whether a folder is the result of this line: not made anew, nor corrected."""
+        try:
+            made_by = read_provenance(folder)
+            is_corrected = read_json(folder / CASE).get("revision") is not None
+        except (OSError, ValueError, ScanError):
+            return False  # there is none; a damaged one is told elsewhere
+        return (made_by.recipe, made_by.stamp) == (self.recipe, self.stamp) and not is_corrected
+
+
+def early_lists(out: Path) -> list[Path]:
+    """Return the lists of all runs in an output folder."""
+    return sorted(out.glob(f"runs/*/{EARLY}"))
+
+
+def read_early(path: Path) -> Iterator[EarlyCase]:
+    """Yield the lines of a list; none of one that is gone or damaged."""
+    with suppress(FileNotFoundError, ValueError, TypeError), open_regular_file(path) as file:
+        for row in read_lines(file):
+            yield EarlyCase(**row)
+
+
+def add_early(path: Path, line: EarlyCase) -> None:
+    """Append a line to a list, readable by everyone who may read the results.
+
+    Raises
+    ------
+    OSError
+        If it can't be written.
+    """
+    append_lines(path, [line._asdict()], 0o666)
+
+
+def keep_early(path: Path, lines: Sequence[EarlyCase]) -> None:
+    """Leave these lines in a list; remove one without any.
+
+    Raises
+    ------
+    OSError
+        If it can't be written.
+    """
+    text = "".join(f"{json.dumps(line._asdict())}\n" for line in lines)
+    if text:
+        atomic_write(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+    else:
+        path.unlink(missing_ok=True)
