@@ -324,9 +324,10 @@ def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
 
 def warn_of_provisional(out: Path) -> int:
     """Report provisional cases, which are left out, on stderr; return their number."""
-    from scanloom.io.output.layout import provisional_cases, provisional_note
+    from scanloom.io.output.early_list import count_early
+    from scanloom.io.output.layout import provisional_note
 
-    if count := len(provisional_cases(out)):
+    if count := count_early(out):
         say(f"scanloom: {provisional_note(count)}.", err=True)
     return count
 

@@ -10,13 +10,9 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
 
 from scanloom.core.errors import ScanError
 from scanloom.core.reasons import Reason
@@ -255,32 +251,3 @@ def keep_memory_private() -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-_LAST_ACTS_S = 1.0
-"""Time for what `end_process` still does: a file system may hang."""
-_last_acts: list[Callable[[], object]] = []
-
-
-@contextmanager
-def last_act(act: Callable[[], object]) -> Iterator[None]:
-    """Let `end_process` call a function if it ends the process within the block."""
-    _last_acts.append(act)
-    try:
-        yield
-    finally:
-        _last_acts.remove(act)
-
-
-def end_process(code: int) -> NoReturn:
-    """End this process at once, whatever its threads do, after the last acts, newest first."""
-
-    def do_all() -> None:
-        for act in reversed(_last_acts):
-            with suppress(Exception):
-                act()
-
-    thread = threading.Thread(target=do_all, daemon=True)
-    thread.start()
-    thread.join(_LAST_ACTS_S)
-    os._exit(code)

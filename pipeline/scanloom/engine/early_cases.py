@@ -50,8 +50,11 @@ from scanloom.io.output.early_list import (
     keep_early,
     read_early,
 )
+from scanloom.io.output.file_names import CASE
+from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import FANNED_ABOVE, case_folder, fan_out
 from scanloom.io.output.ledger import list_folders
+from scanloom.io.output.published import read_provenance
 from scanloom.io.session import current_session
 
 ENOUGH_CASES = 40
@@ -323,7 +326,7 @@ def compare_early(
     audit, withdrawn = AuditTrail(out, key), 0
     for path in lists:
         for line in read_early(path):
-            if line.case in differ and line.has_result(case_folder(out, line.folder)):
+            if line.case in differ and _is_result_of(out, line):
                 withdraw(out, line.folder, audit)
                 withdrawn += 1
     for path in lists:
@@ -332,6 +335,17 @@ def compare_early(
         if len(kept) < len(lines):  # else a run of another shard may be adding to it
             keep_early(path, kept)
     return Compared(made, void, withdrawn)
+
+
+def _is_result_of(out: Path, line: EarlyCase) -> bool:
+    """Return whether a result is the one that a line tells: not made anew, nor corrected."""
+    folder = case_folder(out, line.folder)
+    try:
+        made_by = read_provenance(folder)
+        is_corrected = read_json(folder / CASE).get("revision") is not None
+    except (OSError, ValueError, ScanError):
+        return False  # there is none; of a damaged one, the run tells it
+    return (made_by.recipe, made_by.stamp) == (line.recipe, line.stamp) and not is_corrected
 
 
 def _may_be_whole(series: IndexedSeries) -> bool:

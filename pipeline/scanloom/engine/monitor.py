@@ -14,12 +14,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
-from scanloom.core.process import last_act
 from scanloom.engine.case_progress import FOLDER, read_progress
 from scanloom.engine.machine.devices import nvml_handles
 from scanloom.engine.outcomes import Outcome
@@ -376,13 +374,9 @@ def remove_progress(runs: Path) -> None:
 
 @contextmanager
 def final_status(status_writer: StatusWriter) -> Iterator[None]:
-    """Write the final status of a run, however the block ends; stopped, if somebody ends it."""
+    """Write the final status of a run, however the block ends."""
     try:
-        with last_act(partial(status_writer.close, "stopped")):
-            yield
-    except KeyboardInterrupt:
-        status_writer.close("stopped")
-        raise
+        yield
     except BaseException as error:
         code = error.code if isinstance(error, ScanError) else Reason.INTERNAL.code
         status_writer.close("failed", code if isinstance(error, Exception) else "")

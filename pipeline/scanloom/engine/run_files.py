@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
 from scanloom.core import Case, Reason, ScanError
 from scanloom.core.packages import package_versions
-from scanloom.core.process import last_act, lock_file
+from scanloom.core.process import lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.monitor import remove_progress
 from scanloom.engine.workflow.schema import Workflow
@@ -135,8 +134,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
     except OSError as exc:
         raise output_error(exc) from exc
     try:
-        with last_act(partial(release_lock, path, content)):
-            yield
+        yield
     finally:
         if read_lock(path) == content:
             with suppress(OSError, ScanError):  # the next run removes the rest

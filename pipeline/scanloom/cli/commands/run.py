@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from scanloom.engine.monitor import Status, StatusWriter
     from scanloom.engine.run import RunResult
 
-IN_ORDER, AT_ONCE = 8.0, 2.0
+IN_ORDER, AT_ONCE = 9.0, 2.0
 """Seconds until the process exits after the first and the second Ctrl-C."""
 
 
@@ -229,12 +229,11 @@ def _interruptible() -> Iterator[threading.Event]:
 
 def _end_within(seconds: float) -> threading.Timer:
     """Exit this process, and with it its children, after a delay unless cancelled."""
-    from scanloom.core.process import end_process
 
     def end() -> None:
         with suppress(OSError):
             print_resume_command()
-        end_process(Exit.INTERRUPTED)
+        os._exit(Exit.INTERRUPTED)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

@@ -13,11 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from scanloom.core import ScanError
-from scanloom.io.output.file_names import CASE
 from scanloom.io.output.growing_table import append_lines, read_lines
-from scanloom.io.output.json_file import read_json
-from scanloom.io.output.published import read_provenance
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
 
@@ -33,19 +29,19 @@ class EarlyCase(NamedTuple):
     stamp: str
     series: str
 
-    def has_result(self, folder: Path) -> bool:
-        """Return whether a folder is the result of this line: not made anew, nor corrected."""
-        try:
-            made_by = read_provenance(folder)
-            is_corrected = read_json(folder / CASE).get("revision") is not None
-        except (OSError, ValueError, ScanError):
-            return False  # there is none; a damaged one is told elsewhere
-        return (made_by.recipe, made_by.stamp) == (self.recipe, self.stamp) and not is_corrected
-
 
 def early_lists(out: Path) -> list[Path]:
     """Return the lists of all runs in an output folder."""
     return sorted(out.glob(f"runs/*/{EARLY}"))
+
+
+def count_early(out: Path) -> int:
+    """Return the number of lines in all lists of an output folder."""
+    lines = 0
+    for path in early_lists(out):
+        with suppress(FileNotFoundError), open_regular_file(path) as file:
+            lines += sum(1 for _ in file)
+    return lines
 
 
 def read_early(path: Path) -> Iterator[EarlyCase]:

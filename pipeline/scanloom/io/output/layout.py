@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
 from scanloom.core import Reason, ScanError, counted
-from scanloom.io.output.early_list import early_lists, read_early
+from scanloom.io.output.early_list import count_early, early_lists, read_early
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES, PRIVATE
@@ -151,7 +151,7 @@ def no_results(out: Path, missing: str = "results") -> ScanError:
     detail = f"there are no {missing} in this output folder"
     if not {CASES, "failed", "runs", LISTEN}.intersection(inside):
         detail += ", only an index of scans"
-    if count := len(provisional_cases(out)):
+    if count := count_early(out):
         detail += f" yet: {provisional_note(count)}"
     return ScanError(Reason.NO_RESULTS, detail, str(out))
 
@@ -360,20 +360,19 @@ def published_cases(out: Path) -> PublishedCases:
 
 
 def provisional_cases(out: Path) -> set[str]:
-    """Return the names of the cases whose results are provisional.
+    """Return the names of the cases whose results, if they have one, are provisional.
 
     They began before the index of their run was complete, and were not compared with it yet: they
     may be halves of series, and be withdrawn. So they are in no table, report or copy.
     """
-    lines = (line for path in early_lists(out) for line in read_early(path))
-    return {line.folder for line in lines if line.has_result(case_folder(out, line.folder))}
+    return {line.folder for path in early_lists(out) for line in read_early(path)}
 
 
 def provisional_note(count: int) -> str:
     """Return a sentence on a number of provisional cases: what they are, and become."""
     return (
-        f"{counted(count, 'case')} from before the index of a run was complete, provisional and "
-        "left out of tables, reports and copies: that run makes them final when the index is "
+        f"{counted(count, 'case')} that began before the index of a run was complete, provisional "
+        "and left out of tables, reports and copies: that run makes them final when the index is "
         "complete; if the run has ended, give its command again"
     )
 

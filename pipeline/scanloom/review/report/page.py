@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
+from scanloom.io.output.early_list import count_early
 from scanloom.io.output.failures import FAILED
 from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import provisional_cases, provisional_note
+from scanloom.io.output.layout import provisional_note
 from scanloom.io.output.private import PRIVATE, check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
@@ -223,7 +224,7 @@ def _html(out: Path, kept: dict[str, Any]) -> str:
     runs = valid_runs(reported)
     # one module without imports: a page on disk can't import modules from beside it
     script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
-    style, provisional = page_style(), len(provisional_cases(out))
+    style, provisional = page_style(), count_early(out)
     return page_template(_HERE).render(
         **kept["content"],
         data=kept["data"],
