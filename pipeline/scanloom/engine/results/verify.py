@@ -28,6 +28,7 @@ from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
 from scanloom.io.output.layout import CASES, case_folder, no_results, published_cases
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.measurements import escape_formula
+from scanloom.io.output.parquet_file import open_parquet, read_errors
 from scanloom.io.output.private import LEDGER, PRIVATE
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
@@ -139,17 +140,16 @@ def _existing_files(out: Path, table: str) -> list[str]:
 
 def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
     """Yield the rows of a table, CSV or Parquet; a CSV always with all columns."""
-    from pyarrow import ArrowException, parquet
-
+    errors: tuple[type[Exception], ...] = (*read_errors(), csv.Error)
     try:
         if path.suffix == ".csv":
             with TextIOWrapper(open_regular_file(path), "utf-8", newline="") as text:
                 yield from csv.DictReader(text, strict=True)
             return
-        with open_regular_file(path) as stream, parquet.ParquetFile(stream) as file:
+        with open_regular_file(path) as stream, open_parquet(stream) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 yield from map(_as_csv, batch.to_pylist())
-    except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:
+    except errors as exc:
         raise TableUnreadableError(path.name) from exc
 
 

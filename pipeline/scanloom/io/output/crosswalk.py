@@ -33,6 +33,7 @@ from scanloom.io.output.growing_table import (
     write_groups,
 )
 from scanloom.io.output.lookup import LastValues, Lookup, ValueSets
+from scanloom.io.output.parquet_file import open_parquet, read_errors
 from scanloom.io.output.private import CROSSWALK, CROSSWALK_LINES, PRIVATE, write_private
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import ARCHIVE_SUFFIXES
@@ -297,14 +298,13 @@ def _groups(
 ) -> Iterator[pa.Table]:
     """Yield columns of the table, a group of rows at a time, without those that have others."""
     import pyarrow as pa
-    from pyarrow import compute, parquet
+    from pyarrow import compute
 
     if not path.exists():
         return
     schema = _table([]).schema
     try:
-        # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
-        with open_regular_file(path) as plain, parquet.ParquetFile(plain, pre_buffer=False) as file:
+        with open_regular_file(path) as plain, open_parquet(plain) as file:
             for n in range(file.num_row_groups):
                 if wanted is not None:
                     keys = file.read_row_group(n, [wanted[0]], use_threads=False)
@@ -316,7 +316,7 @@ def _groups(
                     rows = rows.filter(compute.invert(_holds(rows, *unwanted)))
                 rows = rows.select(list(columns))
                 yield rows.cast(pa.schema([schema.field(name) for name in columns]))
-    except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
+    except read_errors() as exc:
         raise _unreadable(CROSSWALK, exc) from exc
 
 

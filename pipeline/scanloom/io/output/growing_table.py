@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from scanloom.io.output.parquet_file import parquet_writer
 from scanloom.io.system.atomic_write import append_synced, cut_half_line, fsync_path
 from scanloom.io.system.regular_files import open_link_free, open_regular_file
 
@@ -90,9 +91,8 @@ def write_groups(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> N
         If the file can't be written.
     """
     import pyarrow as pa
-    from pyarrow import parquet
 
-    with parquet.ParquetWriter(path, schema) as writer:
+    with parquet_writer(path, schema) as writer:
         rest = schema.empty_table()
         for table in tables:
             rest = pa.concat_tables([rest, table])

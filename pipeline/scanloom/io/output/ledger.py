@@ -36,6 +36,7 @@ from scanloom.io.output.growing_table import (
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import case_entries, case_folder
 from scanloom.io.output.lookup import Lookup
+from scanloom.io.output.parquet_file import open_parquet
 from scanloom.io.output.private import (
     LEDGER,
     LEDGER_LINES,
@@ -424,14 +425,12 @@ def _schema() -> pa.Schema:
 @contextmanager
 def _open_table(path: Path) -> Iterator[parquet.ParquetFile | None]:
     """Open the table; None if there is none."""
-    from pyarrow import parquet
-
     try:
         file = open_regular_file(path)
     except (FileNotFoundError, NotADirectoryError):
         yield None
         return
-    with file, parquet.ParquetFile(file, pre_buffer=False) as table:
+    with file, open_parquet(file) as table:
         if table.schema_arrow != _schema():
             raise ValueError("the ledger has other columns")
         yield table
