@@ -26,6 +26,7 @@ from scanloom.io.identity import key_fingerprint, read_key
 from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.growing_table import parse_line
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
 from scanloom.io.output.layout import CASES, case_folder, no_results, published_cases, stray_entries
 from scanloom.io.output.ledger import Ledger
@@ -242,7 +243,7 @@ _CHECKED_FURTHER = frozenset({LEDGER, AUDIT, COMMENTS})
 def _verify_readable(out: Path) -> Iterator[Discrepancy]:
     """Yield the files outside `cases/` that can't be read.
 
-    Pages of tables have checksums; other files must be JSON.
+    Pages of tables and the lines beside them have checksums; other files must be JSON.
     """
     errors = read_errors()
     for path in sorted(file for name in _FOLDERS for file in (out / name).rglob("[!.]*.*")):
@@ -272,7 +273,7 @@ def _read_json_lines(path: Path) -> None:
     with open_regular_file(path) as stream:
         for line in stream:
             if line.endswith(b"\n"):  # else a process is writing it, or died
-                json.loads(line)
+                parse_line(line)
 
 
 _READ = {".parquet": _read_pages, ".json": _read_document, ".jsonl": _read_json_lines}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 GROUP_ROWS = 100_000
 """Rows of a group: what is read at a time."""
 
+_CHECKSUM = "crc32"
+
 T = TypeVar("T")
 
 
@@ -34,7 +37,7 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     OSError
         If they can't be written: then the file is as before.
     """
-    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    text = "".join(map(_line, rows))
     is_new = not path.exists()
     descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -56,7 +59,29 @@ def read_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
     """
     for line in file:
         if line.endswith(b"\n"):
-            yield json.loads(line)
+            yield parse_line(line)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    text = json.dumps(row, ensure_ascii=False)
+    return f'{text[:-1]}, "{_CHECKSUM}": {zlib.crc32(text.encode())}}}\n'
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Return the row of a line; lines of older versions have no checksum.
+
+    Raises
+    ------
+    ValueError, TypeError, AttributeError
+        If it is no JSON object, or differs from its checksum.
+    """
+    row: dict[str, Any] = json.loads(line)
+    checksum = row.pop(_CHECKSUM, None)
+    if checksum is not None and checksum != zlib.crc32(
+        json.dumps(row, ensure_ascii=False).encode()
+    ):
+        raise ValueError("a line differs from its checksum")
+    return row
 
 
 def read_both(lines: Path, read: Callable[[BinaryIO | None], T]) -> T:

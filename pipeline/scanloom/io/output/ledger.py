@@ -17,7 +17,6 @@ each time; if one differs from its row, all are. `verify` reads all.
 from __future__ import annotations
 
 import itertools
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.growing_table import (
     append_lines,
     file_size,
+    parse_line,
     read_both,
     write_groups,
 )
@@ -472,7 +472,7 @@ def _sorted(table: pa.Table, *further: tuple[str, str]) -> pa.Table:
 def _parse(line: bytes) -> PublishedCase | None:
     """Return the row of a line; None if it is half a line, or damaged: a lost row costs a look."""
     try:
-        row = PublishedCase(**json.loads(line))
+        row = PublishedCase(**parse_line(line))
         texts = (row.name, row.case, row.recipe, row.source, row.stamp)
         is_whole = all(isinstance(text, str) for text in texts) and 0 <= row.inode < 1 << 64
     except _DAMAGE:
