@@ -166,20 +166,29 @@ def test_a_signal_lets_cases_in_work_finish(
     assert runs.started.total() <= 12 + 2
 
 
+@pytest.mark.parametrize("signals", [1, 2])
 @pytest.mark.parametrize("cluster", ["none", "local"])
-def test_a_second_signal_ends_the_run_at_once(runs: Runs, cluster: str) -> None:
+def test_a_run_that_hangs_is_ended_by_force_and_stopped(
+    runs: Runs, cluster: str, signals: int
+) -> None:
     runs.write([em.SLEEP_FOREVER] * 2, "device: cpu, in_flight: 2")
     process = runs.begin(cluster)
     wait_for_starts(runs, 1)  # the other one waits for the device
     process.send_signal(signal.SIGINT)
-    time.sleep(1.0)
-
-    process.send_signal(signal.SIGINT)
+    if signals == 2:
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
     began = time.monotonic()
     code = runs.ends(process, 60)
 
     assert code == 130
-    assert time.monotonic() - began < 7  # before what hangs would have been cut off
+    assert time.monotonic() - began < (14, 7)[signals - 1]  # on a busy machine
+    assert not list((runs.out / ".work").glob("*.lock"))
+    reported = scanloom("status", runs.out, "--json")
+    assert (reported.code, reported.document["status"]["state"]) == (0, "stopped")
+    *_, resume, command = runs.log.read_text().splitlines()
+    assert resume == "To resume:"
+    assert " run " in command
 
 
 @pytest.mark.parametrize("cluster", ["none", "local"])

@@ -38,7 +38,7 @@ from scanloom.io.index.build import (
     index_of_part,
     source_from_index,
 )
-from scanloom.io.index.storage import IndexedSeries, read_errors
+from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.output import crosswalk, failures
 from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.case_folder import withdraw
@@ -54,6 +54,7 @@ from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import FANNED_ABOVE, case_folder, fan_out
 from scanloom.io.output.ledger import list_folders
+from scanloom.io.output.parquet_file import read_errors
 from scanloom.io.output.published import read_provenance
 from scanloom.io.session import current_session
 

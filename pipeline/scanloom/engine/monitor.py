@@ -328,12 +328,14 @@ class StatusWriter:
     def close(self, state: str | None = None, reason: str = "") -> None:
         """Write the final status: how the run ended, and the code of the reason if it failed.
 
-        A state of None is the current one.
+        A state of None is the current one. What the first call says counts.
         """
         with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
             final = state or self._status.state
             self._status = replace(self._status, state=final, reason=reason)
-        self._closed.set()
         # Joined first: the last periodic write must not come after the final one
         self._writer.join()
         self._write(_replace_or_fill)
@@ -377,6 +379,9 @@ def final_status(status_writer: StatusWriter) -> Iterator[None]:
     """Write the final status of a run, however the block ends."""
     try:
         yield
+    except KeyboardInterrupt:  # it was asked for
+        status_writer.close("stopped")
+        raise
     except BaseException as error:
         code = error.code if isinstance(error, ScanError) else Reason.INTERNAL.code
         status_writer.close("failed", code if isinstance(error, Exception) else "")

@@ -34,6 +34,7 @@ from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
 from scanloom.engine.results.tables import MANIFEST, write_tables
 from scanloom.engine.results.totals import write_totals
+from scanloom.engine.stop_request import StopRequest
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
@@ -158,7 +159,7 @@ def run(
     paths: Sequence[Path],
     options: RunOptions,
     *,
-    stop: threading.Event | None = None,
+    stop: StopRequest | None = None,
     display: Callable[[StatusWriter], AbstractContextManager[None]] | None = None,
 ) -> RunResult:
     """Run a workflow over an archive, or resume a run that was stopped.
@@ -167,7 +168,7 @@ def run(
     ----------
     workflow, paths, options
         The workflow, folders and files with the scans, and all other options.
-    stop : threading.Event or None
+    stop : StopRequest or None
         Set it to stop the run after the current writes.
     display : callable or None
         Receives the run's status writer, to display it; returns a context that spans the run.
@@ -178,20 +179,28 @@ def run(
         If no case can run: because of the models, paths, key, output folder, lock or cluster, or a
         full disk.
     """
-    stop = stop or threading.Event()
+    stop = stop or StopRequest()
     request = _checked_request(workflow, paths, options)
     key = load_key_of(options.out, options.key)
     open_output(options.out, key_fingerprint(key))
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
-    with run_files.hold_run_lock(options.out, shard=shard, take_over=options.take_over):
+    held = run_files.hold_run_lock(options.out, shard=shard, take_over=options.take_over)
+    with held as release:
         with disk_errors_as_scan_errors():
             name = run_files.create_run_folder(options.out, workflow, request.cards)
         status_writer = StatusWriter(
             name, options.out / run_files.RUNS / name, metrics=options.metrics
         )
+
+        def hand_back() -> None:
+            status_writer.close("stopped")
+            if options.cluster in _THIS_MACHINE:  # elsewhere, workers may still publish
+                release()
+
         meter = EnergyMeter() if options.cluster in _THIS_MACHINE else None
         shown = display(status_writer) if display else nullcontext()
-        with final_status(status_writer), shown, disk_errors_as_scan_errors():
+        given_up = stop.handing_back(hand_back)
+        with given_up, final_status(status_writer), shown, disk_errors_as_scan_errors():
             current = _Run(request, options, key, name, status_writer)
             complete, files = current.execute(paths, stop)
             state = "done" if complete else "stopped"

@@ -11,7 +11,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -104,8 +104,12 @@ _MAX_ATTEMPTS = 100
 
 
 @contextmanager
-def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterator[None]:
+def hold_run_lock(
+    out: Path, *, shard: str = "", take_over: bool = False
+) -> Iterator[Callable[[], None]]:
     """Hold an output folder for one run; at its end, remove temporary files of dead processes.
+
+    Yields a function that releases the lock, for a process that ends at once.
 
     Parameters
     ----------
@@ -133,15 +137,19 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
             _acquire(path, content, take_over=take_over)
     except OSError as exc:
         raise output_error(exc) from exc
+
+    def release() -> None:
+        with suppress(OSError):  # the next run removes the lock of a process that is gone
+            release_lock(path, content)
+
     try:
-        yield
+        yield release
     finally:
         if read_lock(path) == content:
-            with suppress(OSError, ScanError):  # the next run removes the rest
+            with suppress(OSError, ScanError):  # as well as other leftovers
                 work_folder.clean_up(out, began)
                 remove_progress(out / RUNS)
-            with suppress(OSError):  # as well as the lock of a process that is gone
-                release_lock(path, content)
+            release()
 
 
 @contextmanager

@@ -46,9 +46,12 @@ from scanloom.engine.clusters.kinds import cluster_names
 if TYPE_CHECKING:
     from scanloom.engine.monitor import Status, StatusWriter
     from scanloom.engine.run import RunResult
+    from scanloom.engine.stop_request import StopRequest
 
 IN_ORDER, AT_ONCE = 9.0, 2.0
 """Seconds until the process exits after the first and the second Ctrl-C."""
+_GIVE_UP_S = 1.0
+"""Those of them in which it kills its children and releases its lock."""
 
 
 @dataclass(frozen=True)
@@ -187,19 +190,21 @@ def document(result: RunResult) -> dict[str, Any]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C sets; the second raises KeyboardInterrupt.
+def _interruptible() -> Iterator[StopRequest]:
+    """Yield a request that the first Ctrl-C sets; the second raises KeyboardInterrupt.
 
     SIGTERM and SIGHUP (unless ignored, as by nohup(1)) do the same. After a grace period the
     process exits in any case; the next run resumes.
     """
-    stop = threading.Event()
+    from scanloom.engine.stop_request import StopRequest
+
+    stop = StopRequest()
     ends: list[threading.Timer] = []
     terminals = [number for number in (1, 2) if os.isatty(number)]
 
     def handle(number: int, frame: object) -> None:
         second = stop.is_set()
-        ends.append(_end_within(AT_ONCE if second else IN_ORDER))
+        ends.append(_end_within(AT_ONCE if second else IN_ORDER, stop))
         if second:
             raise KeyboardInterrupt
         stop.set()
@@ -227,15 +232,16 @@ def _interruptible() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _end_within(seconds: float) -> threading.Timer:
+def _end_within(seconds: float, stop: StopRequest) -> threading.Timer:
     """Exit this process, and with it its children, after a delay unless cancelled."""
 
     def end() -> None:
+        stop.give_up(_GIVE_UP_S)
         with suppress(OSError):
             print_resume_command()
         os._exit(Exit.INTERRUPTED)
 
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds - _GIVE_UP_S, end)
     timer.daemon = True
     timer.start()
     return timer

@@ -37,7 +37,10 @@ def verify(results: ResultsOptions, keys: KeyOptions, general: Reporting) -> Non
         plain["provisional"] = warn_of_provisional(results.path)
         print_result(general.mode, lambda: plain, lambda: _show(findings))
         if unchecked_trail(results.path, keys.key):
-            say("scanloom: the audit trail was not checked: it takes the key.", err=True)
+            say(
+                "scanloom: the audit trail was not checked: it takes the key of this folder.",
+                err=True,
+            )
     raise typer.Exit(Exit.SOME_FAILED if findings else Exit.OK)
 
 

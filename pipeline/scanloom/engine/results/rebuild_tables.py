@@ -21,6 +21,7 @@ from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.failures import previous_failure
 from scanloom.io.output.layout import case_folder, provisional_cases
 from scanloom.io.output.ledger import Ledger
+from scanloom.io.output.parquet_file import open_parquet, read_errors
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import OTHER_RECIPE, read_provenance
 from scanloom.io.output.tabled_cases import MEASUREMENTS
@@ -40,13 +41,10 @@ def lacks_tables(out: Path) -> bool:
     runs = _run_folders(out)
     if not runs:
         return False
-    import pyarrow as pa
-    from pyarrow import parquet
-
     try:
         for name in (tables.MANIFEST, MEASUREMENTS):
-            parquet.read_metadata(out / f"{name}.parquet")
-    except (OSError, pa.ArrowException):
+            open_parquet(out / f"{name}.parquet").close()
+    except read_errors():
         return True
     return not (runs[-1] / TOTALS).is_file() or bool(missing_tables(out))
 

@@ -43,6 +43,7 @@ from scanloom.io.output.measurements import (
     measurement_to_row,
     read_measurements_json,
 )
+from scanloom.io.output.parquet_file import open_parquet, parquet_writer, read_errors, read_parquet
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.tabled_cases import (
     BATCH_ROWS,
@@ -165,12 +166,10 @@ def _manifest_digest(index: Index, left_out: Outcomes, endings: Outcomes) -> str
 
 def _counts_of(stem: Path, digest: str) -> dict[str, int] | None:
     """Return the counts of files of a whole manifest with a digest, None if there is none."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     table, text = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
-    with suppress(OSError, pa.ArrowException, LookupError, ValueError, TypeError):
-        written = json.loads(parquet.read_metadata(table).metadata[_WRITTEN])
+    with suppress(*read_errors()):
+        with open_parquet(table) as file:
+            written = json.loads(file.metadata.metadata[_WRITTEN])
         as_table, as_text = table.stat(), text.stat()
         # The text is complete first: if it is the newer one, a process died between the two
         is_whole = as_text.st_size == written["csv_size"]
@@ -225,15 +224,12 @@ def _workflow_of(run: Path) -> bytes:
 
 def _read_manifest(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a manifest, some at a time."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     schema = _schema(MANIFEST_COLUMNS)
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=schema.names, use_threads=False):
                 yield batch.cast(schema)
-    except (OSError, ValueError, pa.ArrowException) as exc:
+    except read_errors() as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise
         name = f"runs/{path.parent.name}/{path.name}"
@@ -365,12 +361,11 @@ def stale_cases(out: Path) -> set[str]:
 
     They are unknown (an empty set) without a manifest.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
+    from pyarrow import compute
 
-    filters = [("reason", "==", Reason.STALE.code)]
-    with suppress(OSError, pa.ArrowException):
-        table = parquet.read_table(_manifest_of(out), columns=["case", "reason"], filters=filters)
+    is_stale = compute.field("reason") == Reason.STALE.code
+    with suppress(*read_errors()):
+        table = read_parquet(_manifest_of(out), ["case", "reason"], is_stale)
         return set(table["case"].to_pylist())
     return set()
 
@@ -531,23 +526,22 @@ def _write_both(
     written: Callable[[int], dict[str, Any]] | None,
 ) -> None:
     import pyarrow as pa
-    from pyarrow import parquet
 
     schema = _schema(columns)
-    with parquet.ParquetWriter(parquet_file, schema) as parquet_writer:
+    with parquet_writer(parquet_file, schema) as table_writer:
         with csv_file.open("w", encoding="utf-8", newline="") as text:
             csv_writer = csv.DictWriter(text, columns, lineterminator="\n")
             csv_writer.writeheader()
             remaining = iter(rows)
             while batch := list(itertools.islice(remaining, BATCH_ROWS)):
-                parquet_writer.write_table(pa.Table.from_pylist(batch, schema))
+                table_writer.write_table(pa.Table.from_pylist(batch, schema))
                 csv_writer.writerows(
                     {n: escape_formula(v) if isinstance(v, str) else v for n, v in row.items()}
                     for row in batch
                 )
         if written is not None:
             text_of = json.dumps(written(csv_file.stat().st_size))
-            parquet_writer.add_key_value_metadata({_WRITTEN: text_of.encode()})
+            table_writer.add_key_value_metadata({_WRITTEN: text_of.encode()})
 
 
 def _schema(columns: Sequence[str]) -> pa.Schema:
@@ -597,12 +591,12 @@ def _series_of(out: Path, ids: Collection[str]) -> set[str]:
     An unreadable manifest has none: `verify` names it.
     """
     import pyarrow as pa
-    from pyarrow import compute, parquet
+    from pyarrow import compute
 
     try:
         is_wanted = compute.field("file").isin(pa.array(ids, pa.string()))
-        table = parquet.read_table(_manifest_of(out), columns=["case"], filters=is_wanted)
-    except (OSError, pa.ArrowException):
+        table = read_parquet(_manifest_of(out), ["case", "file"], is_wanted)
+    except read_errors():
         return set()
     return set(table.column("case").to_pylist())
 

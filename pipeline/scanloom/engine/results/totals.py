@@ -16,6 +16,7 @@ from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import TIMING
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.layout import case_folder
+from scanloom.io.output.parquet_file import open_parquet
 from scanloom.io.system.atomic_write import atomic_write
 
 TOTALS = "totals.json"
@@ -171,10 +172,8 @@ def _times(
 
 def _files(manifest: Path) -> dict[str, dict[str, int]]:
     """Return the count of files by outcome and reason."""
-    from pyarrow import parquet
-
     counted: Counter[tuple[str, str]] = Counter()
-    with suppress(FileNotFoundError), parquet.ParquetFile(manifest) as file:
+    with suppress(FileNotFoundError), open_parquet(manifest) as file:
         columns = ["outcome", "reason"]
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
             counted.update(zip(*(batch[name].to_pylist() for name in columns), strict=True))

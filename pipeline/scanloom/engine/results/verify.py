@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 from collections import defaultdict, deque
 from collections.abc import Container, Iterator
 from contextlib import suppress
@@ -20,14 +21,29 @@ from typing import Any, Literal
 
 from scanloom.core import ScanError
 from scanloom.engine.results import tables
+from scanloom.io.identity import key_fingerprint, read_key
 from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
-from scanloom.io.output.crosswalk import case_folders, check_sources
+from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.growing_table import parse_line
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
-from scanloom.io.output.layout import CASES, Owners, PublishedCases, case_folder, no_results
+from scanloom.io.output.layout import (
+    CASES,
+    Owners,
+    PublishedCases,
+    case_folder,
+    no_results,
+    stray_entries,
+)
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.measurements import escape_formula
-from scanloom.io.output.private import CROSSWALK, LEDGER, PRIVATE
+from scanloom.io.output.parquet_file import open_parquet, read_errors
+from scanloom.io.output.private import (
+    KEY_FINGERPRINT,
+    LEDGER,
+    PRIVATE,
+    read_fingerprint,
+)
 from scanloom.io.output.tabled_cases import BATCH_ROWS, MEASUREMENTS
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
@@ -139,17 +155,16 @@ def _existing_files(out: Path, table: str) -> list[str]:
 
 def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
     """Yield the rows of a table, CSV or Parquet; a CSV always with all columns."""
-    from pyarrow import ArrowException, parquet
-
+    errors: tuple[type[Exception], ...] = (*read_errors(), csv.Error)
     try:
         if path.suffix == ".csv":
             with TextIOWrapper(open_regular_file(path), "utf-8", newline="") as text:
                 yield from csv.DictReader(text, strict=True)
             return
-        with open_regular_file(path) as stream, parquet.ParquetFile(stream) as file:
+        with open_regular_file(path) as stream, open_parquet(stream) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 yield from map(_as_csv, batch.to_pylist())
-    except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:
+    except errors as exc:
         raise TableUnreadableError(path.name) from exc
 
 
@@ -168,7 +183,7 @@ class Discrepancy:
 
 
 def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
-    """Compare cases with sums, audit trail and ledger, tables with cases; read the crosswalk.
+    """Compare cases with sums, audit trail and ledger, tables with cases; read all else.
 
     Parameters
     ----------
@@ -205,10 +220,12 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
         if not findings:
             intact.add(folder.name)
     yield from (Discrepancy("extra", p.relative_to(out).as_posix()) for p in folders.copies())
+    yield from (Discrepancy("extra", f"{CASES}/{name}") for name in stray_entries(out))
+    yield from _verify_readable(out)
+    yield from _verify_fingerprint(out, key)
     yield from _verify_review(out)
     yield from _verify_trail(out, key)
     yield from _verify_ledger(out)
-    yield from _verify_crosswalk(out)
     missing = (case_folder(out, name) for name in sorted(expected.difference(folders.names())))
     yield from (Discrepancy("missing", p.relative_to(out).as_posix()) for p in missing)
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
@@ -236,14 +253,84 @@ def _verify_review(out: Path) -> Iterator[Discrepancy]:
             yield from verify_case(revision, revision.relative_to(out).as_posix())
 
 
+_FOLDERS = ("engines", "failed", "report", "runs", PRIVATE)
+_CHECKED_FURTHER = frozenset({LEDGER, AUDIT, COMMENTS})
+
+
+def _verify_readable(out: Path) -> Iterator[Discrepancy]:
+    """Yield the files outside `cases/` that can't be read.
+
+    Pages of tables and the lines beside them have checksums; other files must be JSON.
+    """
+    errors = read_errors()
+    for path in sorted(file for name in _FOLDERS for file in (out / name).rglob("[!.]*.*")):
+        read = _READ.get(path.suffix)
+        if read is None or path.name in _CHECKED_FURTHER or not path.is_file():
+            continue
+        try:
+            read(path)
+        except FileNotFoundError:  # a run at work replaced or removed it
+            pass
+        except errors:
+            yield Discrepancy("unreadable", path.relative_to(out).as_posix())
+
+
+def _read_pages(path: Path) -> None:
+    with open_regular_file(path) as stream, open_parquet(stream) as file:
+        for _ in file.iter_batches(BATCH_ROWS, use_threads=False):
+            pass
+
+
+def _read_document(path: Path) -> None:
+    with open_regular_file(path) as stream:
+        json.load(stream)
+
+
+def _read_json_lines(path: Path) -> None:
+    with open_regular_file(path) as stream:
+        for line in stream:
+            if line.endswith(b"\n"):  # else a process is writing it, or died
+                parse_line(line)
+
+
+_READ = {".parquet": _read_pages, ".json": _read_document, ".jsonl": _read_json_lines}
+
+
+def _verify_fingerprint(out: Path, key: Path | None) -> Iterator[Discrepancy]:
+    """Yield the fingerprint of the key if it can't be read, or is not that of the trail's key."""
+    name = f"{PRIVATE}/{KEY_FINGERPRINT}"
+    try:
+        told = read_fingerprint(out)
+    except ScanError:
+        yield Discrepancy("unreadable", name)
+        return
+    secret = _trail_key(out, key)
+    if secret is not None and told != key_fingerprint(secret):
+        yield Discrepancy("missing" if told is None else "changed", name)
+
+
+def _trail_key(out: Path, key: Path | None) -> bytes | None:
+    """Return the key of the audit trail; None if it is missing.
+
+    It is the one of the fingerprint, or else a given one with which the first line was written.
+    """
+    if (secret := audit_key(out, key)) is not None:
+        return secret
+    with suppress(ScanError, OSError, AuditError):
+        secret = read_key(key)
+        if next(read_trail(out, secret), None) is not None:
+            return secret
+    return None
+
+
 def unchecked_trail(out: Path, key: Path | None = None) -> bool:
     """Return whether an output folder has an audit trail, and its key is missing."""
-    return (out / PRIVATE / AUDIT).exists() and audit_key(out, key) is None
+    return (out / PRIVATE / AUDIT).exists() and _trail_key(out, key) is None
 
 
 def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
     """Yield damage of the audit trail, and the results that it does not tell."""
-    secret, name = audit_key(out, key), f"{PRIVATE}/{AUDIT}"
+    secret, name = _trail_key(out, key), f"{PRIVATE}/{AUDIT}"
     if secret is None:
         return
     cases = PublishedCases(out)
@@ -277,14 +364,6 @@ def _verify_ledger(out: Path) -> Iterator[Discrepancy]:
     if ledger.is_damaged:
         yield Discrepancy("unreadable", name)
     yield from (Discrepancy("changed", f"{name}, case {case}") for case in ledger.differences())
-
-
-def _verify_crosswalk(out: Path) -> Iterator[Discrepancy]:
-    """Yield the crosswalk if a page of it differs from its checksum."""
-    try:
-        check_sources(out)
-    except (OSError, ScanError):
-        yield Discrepancy("unreadable", f"{PRIVATE}/{CROSSWALK}")
 
 
 def verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:

@@ -36,7 +36,6 @@ from scanloom.io.index.storage import (
     StoredSeries,
     part_name,
     read_catalogue,
-    read_errors,
     write_part,
 )
 from scanloom.io.index.walk import FileEntry, FileWalk
@@ -50,6 +49,7 @@ from scanloom.io.output.crosswalk import (
     source_from_series,
 )
 from scanloom.io.output.layout import check_foreign_entries
+from scanloom.io.output.parquet_file import read_errors
 from scanloom.io.output.private import PRIVATE, check_key, private_folder
 from scanloom.io.session import current_session
 from scanloom.io.system.disk_errors import output_error
@@ -324,7 +324,7 @@ def index_of_part(out: Path, part: PartName, key: bytes) -> Index:
     Raises
     ------
     Exception
-        One of `scanloom.io.index.storage.read_errors` if the part can't be read.
+        One of `scanloom.io.output.parquet_file.read_errors` if the part can't be read.
     """
     store, fingerprint = Store(out / PRIVATE / INDEX_NAME), key_fingerprint(key)
     with closing(HeaderWorkers(1)) as workers:

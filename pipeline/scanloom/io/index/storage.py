@@ -30,6 +30,7 @@ from scanloom.io.dicom.header.elements import EncodedElements
 from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.walk import FileEntry
+from scanloom.io.output.parquet_file import open_parquet, parquet_writer, read_errors, write_parquet
 from scanloom.io.output.private import write_private
 from scanloom.io.output.work_folder import process_file_name
 from scanloom.io.system.archives import ARCHIVE_KINDS
@@ -50,6 +51,7 @@ MERGED_AT_ONCE = 64
 
 _VERSION_FIELD = b"scanloom.index"
 _CONTENT_FIELD, _DIGEST_FIELD = b"scanloom.content", b"scanloom.digest"
+_COMPRESSION: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
 _ROW_GROUP = 5000  # series that are read at once
 _BATCH = 100  # rows of each sorted piece in memory while the pieces are merged
 _PIECE = "sorted"  # prefix of the names of sorted pieces
@@ -233,10 +235,8 @@ class Store:
         self._memory[name] = stream.getvalue()
 
     def open(self, name: str) -> parquet.ParquetFile:
-        """Open a part or the catalogue; a page with a wrong checksum raises OSError."""
-        from pyarrow import parquet
-
-        return parquet.ParquetFile(self.source(name), page_checksum_verification=True)
+        """Open a part or the catalogue; errors as `open_parquet`."""
+        return open_parquet(self.source(name))
 
     def source(self, name: str) -> pa.NativeFile:
         """Open a file to read its bytes."""
@@ -523,14 +523,11 @@ def write_catalogue(
         If it can't be written.
     """
     import pyarrow as pa
-    from pyarrow import parquet
 
     schema = _catalogue_schema()
 
     def write(place: Any) -> None:
-        with parquet.ParquetWriter(
-            place, schema, compression="zstd", compression_level=1, write_page_checksum=True
-        ) as writer:
+        with parquet_writer(place, schema, **_COMPRESSION) as writer:
             rows = iter(series)
             while batch := list(itertools.islice(rows, _ROW_GROUP)):
                 writer.write_table(pa.table(_series_arrays(batch), schema))
@@ -729,13 +726,6 @@ def _piece_sorter(store: Store) -> SortedOnDisk:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def read_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions raised by reading a damaged or foreign file."""
-    import pyarrow as pa
-
-    return OSError, LookupError, TypeError, ValueError, pa.ArrowException
-
-
 def _metadata(content: Any) -> dict[bytes, bytes]:
     """Return metadata of a file of ours; pages have checksums of their own, metadata have none."""
     text = json.dumps(content).encode()
@@ -775,11 +765,8 @@ def _version() -> bytes:
     return f"{INDEX_VERSION} {__version__} {digest}".encode()
 
 
-def _write_table(store: Store, name: str, table: pa.Table, **more: Any) -> None:
-    from pyarrow import parquet
-
-    options = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True, **more}
-    store.write(name, lambda place: parquet.write_table(table, place, **options))
+def _write_table(store: Store, name: str, table: pa.Table) -> None:
+    store.write(name, lambda place: write_parquet(table, place, **_COMPRESSION))
 
 
 def _part_table(part: Part) -> pa.Table:

@@ -28,12 +28,12 @@ from scanloom.io.output.growing_table import (
     append_lines,
     file_size,
     file_state,
-    open_groups,
     read_both,
     read_lines,
     write_groups,
 )
 from scanloom.io.output.lookup import LastValues, Lookup, ValueSets
+from scanloom.io.output.parquet_file import open_parquet, read_errors
 from scanloom.io.output.private import CROSSWALK, CROSSWALK_LINES, PRIVATE, write_private
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import ARCHIVE_SUFFIXES
@@ -272,18 +272,6 @@ def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
     return ValueSets(last.column("path"), last.column("id"))
 
 
-def check_sources(out: Path) -> None:
-    """Read the whole table of OUT's crosswalk, so that damage anywhere in it is found.
-
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if a part of it can't be read.
-    """
-    for _ in _groups(out / PRIVATE / CROSSWALK, COLUMNS, None):
-        pass
-
-
 def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
     """Return the last row of each id."""
     return {row.id: row for row in sources}
@@ -336,7 +324,7 @@ def _groups(
         return
     schema = _table([]).schema
     try:
-        with open_regular_file(path) as plain, open_groups(plain) as file:
+        with open_regular_file(path) as plain, open_parquet(plain) as file:
             for n in range(file.num_row_groups):
                 if wanted is not None:
                     keys = file.read_row_group(n, [wanted[0]], use_threads=False)
@@ -348,7 +336,7 @@ def _groups(
                     rows = rows.filter(compute.invert(_holds(rows, *unwanted)))
                 rows = rows.select(list(columns))
                 yield rows.cast(pa.schema([schema.field(name) for name in columns]))
-    except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
+    except read_errors() as exc:
         raise _unreadable(CROSSWALK, exc) from exc
 
 

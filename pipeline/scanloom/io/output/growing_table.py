@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from scanloom.io.output.parquet_file import parquet_writer
 from scanloom.io.system.atomic_write import append_synced, cut_half_line, fsync_path
 from scanloom.io.system.regular_files import open_link_free, open_regular_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow import parquet
 
 GROUP_ROWS = 100_000
 """Rows of a group: what is read at a time."""
+
+_CHECKSUM = "crc32"
 
 T = TypeVar("T")
 
@@ -36,7 +39,7 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]], mode: int = 0o60
     OSError
         If they can't be written: then the file is as before.
     """
-    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    text = "".join(map(_line, rows))
     is_new = not path.exists()
     descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
     try:
@@ -58,7 +61,29 @@ def read_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
     """
     for line in file:
         if line.endswith(b"\n"):
-            yield json.loads(line)
+            yield parse_line(line)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    text = json.dumps(row, ensure_ascii=False)
+    return f'{text[:-1]}, "{_CHECKSUM}": {zlib.crc32(text.encode())}}}\n'
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Return the row of a line; lines of older versions have no checksum.
+
+    Raises
+    ------
+    ValueError, TypeError, AttributeError
+        If it is no JSON object, or differs from its checksum.
+    """
+    row: dict[str, Any] = json.loads(line)
+    checksum = row.pop(_CHECKSUM, None)
+    if checksum is not None and checksum != zlib.crc32(
+        json.dumps(row, ensure_ascii=False).encode()
+    ):
+        raise ValueError("a line differs from its checksum")
+    return row
 
 
 def read_both(lines: Path, read: Callable[[BinaryIO | None], T]) -> T:
@@ -93,9 +118,8 @@ def write_groups(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> N
         If the file can't be written.
     """
     import pyarrow as pa
-    from pyarrow import parquet
 
-    with parquet.ParquetWriter(path, schema, write_page_checksum=True) as writer:
+    with parquet_writer(path, schema) as writer:
         rest = schema.empty_table()
         for table in tables:
             rest = pa.concat_tables([rest, table])
@@ -104,14 +128,6 @@ def write_groups(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> N
                 rest = rest.slice(GROUP_ROWS)
         if rest.num_rows:
             writer.write_table(rest)
-
-
-def open_groups(plain: BinaryIO) -> parquet.ParquetFile:
-    """Open a table of `write_groups`; a page that differs from its checksum raises OSError."""
-    from pyarrow import parquet
-
-    # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
-    return parquet.ParquetFile(plain, pre_buffer=False, page_checksum_verification=True)
 
 
 def file_state(path: Path) -> os.stat_result | None:

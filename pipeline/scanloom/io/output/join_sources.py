@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.measurements import FORMULA_PREFIXES, escape_formula
+from scanloom.io.output.parquet_file import open_parquet, read_errors, write_parquet
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
@@ -131,7 +132,6 @@ def join_parquet(
         As `read_ids`.
     """
     import pyarrow as pa
-    from pyarrow import parquet
 
     table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
     columns = _columns(table.column_names, column)
@@ -144,7 +144,7 @@ def join_parquet(
             part.append(source)
     for name, part in zip(SOURCE_COLUMNS, parts, strict=True):
         joined = joined.append_column(f"source_{name}", pa.chunked_array(part, pa.string()))
-    parquet.write_table(joined, target)
+    write_parquet(joined, target)
     return unknown
 
 
@@ -211,7 +211,7 @@ def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
 
 
 @contextmanager
-def _read_errors(reason: Reason, *errors: type[Exception]) -> Iterator[None]:
+def _refused_for(reason: Reason, *errors: type[Exception]) -> Iterator[None]:
     """Refuse a table for these exceptions."""
     try:
         yield
@@ -222,16 +222,13 @@ def _read_errors(reason: Reason, *errors: type[Exception]) -> Iterator[None]:
 def _is_parquet(path: Path) -> bool:
     if not path.exists():
         raise ScanError(Reason.NOT_FOUND, "this table does not exist", str(path))
-    with _read_errors(Reason.UNREADABLE, OSError), open_regular_file(path) as file:
+    with _refused_for(Reason.UNREADABLE, OSError), open_regular_file(path) as file:
         return file.read(4) == b"PAR1"
 
 
 def _read_parquet(path: Path) -> pa.Table:
-    import pyarrow as pa
-    from pyarrow import parquet
 
-    damage = _read_errors(Reason.DAMAGED, OSError, pa.ArrowException)
-    with damage, parquet.ParquetFile(path) as file:
+    with _refused_for(Reason.DAMAGED, *read_errors()), open_parquet(path) as file:
         return file.read()
 
 
@@ -241,7 +238,7 @@ def _read_csv(path: Path) -> pa.Table:
     from pyarrow import csv as arrow
 
     types = dict.fromkeys(ID_COLUMNS, pa.string())
-    with _read_errors(Reason.DAMAGED, OSError, pa.ArrowException):
+    with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
         return arrow.read_csv(path, convert_options=arrow.ConvertOptions(column_types=types))
 
 
@@ -253,11 +250,10 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
     """
     import pyarrow as pa
     from pyarrow import csv as arrow
-    from pyarrow import parquet
 
     if _is_parquet(path):
-        with _read_errors(Reason.DAMAGED, OSError, pa.ArrowException):
-            file = parquet.ParquetFile(path)
+        with _refused_for(Reason.DAMAGED, *read_errors()):
+            file = open_parquet(path)
         with file:
             yield (
                 list(file.schema_arrow.names),
@@ -266,14 +262,14 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
         return
     with _csv_rows(path) as (names, _):
         pass
-    with _read_errors(Reason.UNREADABLE, OSError), open_regular_file(path) as text:
+    with _refused_for(Reason.UNREADABLE, OSError), open_regular_file(path) as text:
         quotes = sum(block.count(b'"') for block in iter(lambda: text.read(_MAX_CELL), b""))
     if quotes % 2:  # Arrow would take the rest for a cell
         raise ScanError(Reason.DAMAGED, "the table is not a CSV in UTF-8 (a quote is not closed)")
 
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         texts = dict.fromkeys(columns, pa.string())
-        with _read_errors(Reason.DAMAGED, OSError, pa.ArrowException):
+        with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
             reader = arrow.open_csv(
                 path,
                 arrow.ReadOptions(block_size=_MAX_CELL),
@@ -290,7 +286,7 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     while True:
-        with _read_errors(Reason.DAMAGED, OSError, pa.ArrowException):
+        with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
             batch = next(batches, None)
         if batch is None:
             return
@@ -327,7 +323,7 @@ def _text(value: Any) -> str:
 def _csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[dict[str, str]]]]:
     """Yield the column names of a CSV, and an iterator over its rows as text."""
     csv.field_size_limit(_MAX_CELL)
-    with _read_errors(Reason.UNREADABLE, OSError):
+    with _refused_for(Reason.UNREADABLE, OSError):
         file = path.open(encoding="utf-8-sig", newline="")
     with file:
         lines = _lines(csv.reader(file, strict=True))

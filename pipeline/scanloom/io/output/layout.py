@@ -279,6 +279,18 @@ def case_entries(out: Path) -> Iterator[tuple[os.DirEntry[str], bool]]:
             yield entry, bool(subfolder)
 
 
+def stray_entries(out: Path) -> list[str]:
+    """Return the names of the entries of `OUT/cases` itself that are no cases, sorted."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(
+            entry.name
+            for entry, subfolder in _entries(out)
+            if not subfolder
+            and not (is_case_name(entry.name) and entry.is_dir(follow_symlinks=False))
+        )
+    return []
+
+
 class PublishedCases(Iterable[Path], Sized):
     """The folders of published cases, sorted by name; foreign entries are ignored.
 

@@ -17,7 +17,6 @@ each time; if one differs from its row, all are. `verify` reads all.
 from __future__ import annotations
 
 import itertools
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,13 +30,14 @@ from scanloom.io.output.growing_table import (
     append_lines,
     file_size,
     file_state,
-    open_groups,
+    parse_line,
     read_both,
     write_groups,
 )
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import case_entries, case_folder
 from scanloom.io.output.lookup import Lookup
+from scanloom.io.output.parquet_file import open_parquet
 from scanloom.io.output.private import (
     LEDGER,
     LEDGER_LINES,
@@ -437,7 +437,7 @@ def _open_table(path: Path) -> Iterator[parquet.ParquetFile | None]:
     except (FileNotFoundError, NotADirectoryError):
         yield None
         return
-    with file, open_groups(file) as table:
+    with file, open_parquet(file) as table:
         if table.schema_arrow != _schema():
             raise ValueError("the ledger has other columns")
         yield table
@@ -479,7 +479,7 @@ def _sorted(table: pa.Table, *further: tuple[str, str]) -> pa.Table:
 def _parse(line: bytes) -> PublishedCase | None:
     """Return the row of a line; None if it is half a line, or damaged: a lost row costs a look."""
     try:
-        row = PublishedCase(**json.loads(line))
+        row = PublishedCase(**parse_line(line))
         texts = (row.name, row.case, row.recipe, row.source, row.stamp)
         is_whole = all(isinstance(text, str) for text in texts) and 0 <= row.inode < 1 << 64
     except _DAMAGE:

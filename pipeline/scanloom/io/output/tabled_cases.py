@@ -33,6 +33,7 @@ from scanloom.io.output import ledger
 from scanloom.io.output.growing_table import write_groups
 from scanloom.io.output.layout import case_folder, provisional_cases
 from scanloom.io.output.measurements import escape_formula, measurements_of_batch
+from scanloom.io.output.parquet_file import open_parquet, parquet_writer, read_errors
 from scanloom.io.output.private import PRIVATE, write_private
 from scanloom.io.output.published import check_files
 from scanloom.io.system.atomic_write import atomic_write
@@ -205,13 +206,10 @@ class TabledCases:
 
     def _stored(self) -> tuple[pa.Table, int | None]:
         """Return the row of each folder, null for others, and the number of rows, if known."""
-        import pyarrow as pa
-        from pyarrow import parquet
-
         with (
-            suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException),
+            suppress(*read_errors()),
             open_regular_file(self._out / PRIVATE / TABLED) as plain,
-            parquet.ParquetFile(plain, pre_buffer=False) as file,
+            open_parquet(plain) as file,
         ):
             metadata = file.schema_arrow.metadata or {}
             is_ours = metadata.get(_VERSION) == __version__.encode()
@@ -303,16 +301,13 @@ def read_tabled(out: Path) -> Iterator[TabledCase]:
     The caller compares inode and time with those that the folder has now. None are yielded if the
     table is another one than that which was written with `private/tabled.parquet`.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
     name = f"{MEASUREMENTS}.parquet"
     with (
-        suppress(OSError, ValueError, LookupError, TypeError, pa.ArrowException),
+        suppress(*read_errors()),
         open_regular_file(out / PRIVATE / TABLED) as plain,
         open_regular_file(out / name) as plain_table,
-        parquet.ParquetFile(plain, pre_buffer=False) as file,
-        parquet.ParquetFile(plain_table, pre_buffer=False) as table,
+        open_parquet(plain) as file,
+        open_parquet(plain_table) as table,
     ):
         metadata = file.schema_arrow.metadata or {}
         state = _state(os.fstat(plain_table.fileno()))
@@ -402,35 +397,32 @@ def merge_rows(
 def _old_batches(stem: Path, schema: pa.Schema) -> Iterator[tuple[pa.Table, list[bytes]]]:
     """Yield the rows of a table, some at a time, with their lines; errors as `merge_rows`."""
     import pyarrow as pa
-    from pyarrow import parquet
 
     try:
         with (
             open_regular_file(stem.with_suffix(".parquet")) as plain,
             open_regular_file(stem.with_suffix(".csv")) as text,
-            parquet.ParquetFile(plain, pre_buffer=False) as file,
+            open_parquet(plain) as file,
         ):
             records = _records(text)
             if not file.schema_arrow.equals(schema) or next(records, b"") != _lines(schema.names):
-                raise ValueError("it has other columns")  # noqa: TRY301  # as of a damaged file
+                raise ValueError("it has other columns")  # as of a damaged file
             for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
                 lines = list(itertools.islice(records, batch.num_rows))
                 if len(lines) < batch.num_rows:
-                    raise ValueError("it has fewer lines")  # noqa: TRY301  # as of a damaged file
+                    raise ValueError("it has fewer lines")  # as of a damaged file
                 yield pa.Table.from_batches([batch]).cast(schema), lines
             if next(records, None) is not None:
-                raise ValueError("it has more lines")  # noqa: TRY301  # as of a damaged file
-    except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as exc:
+                raise ValueError("it has more lines")  # as of a damaged file
+    except read_errors() as exc:
         raise OldTableError(stem.name) from exc
 
 
 def has_columns(stem: Path, schema: pa.Schema) -> bool:
     """Return whether the table that is there has these columns."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    with suppress(OSError, pa.ArrowException):
-        is_same: bool = parquet.read_schema(stem.with_suffix(".parquet")).equals(schema)
+    with suppress(*read_errors()):
+        with open_parquet(stem.with_suffix(".parquet")) as file:
+            is_same: bool = file.schema_arrow.equals(schema)
         return is_same
     return False
 
@@ -503,9 +495,7 @@ class _EqualError(Exception):
 def _write_both(
     table: Path, text: Path, schema: pa.Schema, pieces: Iterable[Rows | Copied]
 ) -> None:
-    from pyarrow import parquet
-
-    with parquet.ParquetWriter(table, schema) as writer, text.open("wb") as file:
+    with parquet_writer(table, schema) as writer, text.open("wb") as file:
         file.write(_lines(schema.names))
         for rows in _in_batches(schema, pieces, file):
             writer.write_table(rows)

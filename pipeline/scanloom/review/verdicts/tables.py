@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.io.output.measurements import escape_formula
+from scanloom.io.output.parquet_file import write_parquet
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.verdicts.log import REVIEW, VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import DECISIONS, Verdict, current_results, state_of
@@ -299,13 +300,12 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 
 def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     types = {"seconds": pa.float64(), "reading": pa.int64()}
     types |= dict.fromkeys(("current", "independent"), pa.bool_())
     schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
     plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    pq.write_table(pa.Table.from_pylist(plain, schema), path)
+    write_parquet(pa.Table.from_pylist(plain, schema), path)
 
 
 def _cell(value: object) -> object:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from scanloom.core import ScanError
@@ -16,6 +17,7 @@ from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.layout import case_folder, fan_out, published_cases
+from scanloom.io.output.parquet_file import write_parquet
 from scanloom.io.output.private import private_folder
 from support.layouts import both_layouts, case_folders
 
@@ -158,6 +160,48 @@ def test_a_trail_that_was_removed_is_missed(told: Path) -> None:
 
     found = list(verify(told, told.parent / "key"))
     assert found == [Discrepancy("missing", "private/audit.jsonl")]
+
+
+def test_what_can_not_be_read_beside_the_cases_is_named(told: Path) -> None:
+    damaged = (
+        "engines/net/engine.json",
+        "failed/aa.json",
+        "private/crosswalk.jsonl",
+        "private/crosswalk.parquet",
+        "private/index/part.parquet",
+        "runs/one/status.json",
+    )
+    for name in damaged:
+        (told / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("parquet"):
+            write_parquet(pa.table({"patient": ["ZORB1", "ZORB2"]}), told / name, compression=None)
+            content = bytearray((told / name).read_bytes())
+            content[content.index(b"ZORB2") + 4] ^= 3
+            (told / name).write_bytes(content)
+        else:
+            (told / name).write_text('{"a": 1\n')
+    (told / "cases" / "aa.bak").mkdir()
+    (told / "cases" / "notes.txt").touch()
+
+    assert list(verify(told, told.parent / "key")) == [
+        Discrepancy("extra", "cases/aa.bak"),
+        Discrepancy("extra", "cases/notes.txt"),
+        *(Discrepancy("unreadable", name) for name in damaged),
+    ]
+
+
+@pytest.mark.parametrize("content", ["a" * 26, "?", None])
+def test_a_changed_fingerprint_is_named_with_the_key_that_was_given(
+    told: Path, content: str | None
+) -> None:
+    fingerprint = told / "private" / "key.fingerprint"
+    fingerprint.unlink() if content is None else fingerprint.write_text(content)
+    fault = {None: "missing", "?": "unreadable"}.get(content, "changed")
+
+    assert Discrepancy(fault, "private/key.fingerprint") in set(verify(told, told.parent / "key"))
+    assert not unchecked_trail(told, told.parent / "key")
+    (told.parent / "key").write_bytes(b"x" * 32)
+    assert unchecked_trail(told, told.parent / "key")
 
 
 def test_a_folder_without_results(tmp_path: Path) -> None:

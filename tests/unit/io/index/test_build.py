@@ -448,7 +448,7 @@ import os, signal
 from pathlib import Path
 from scanloom.io.index import build
 from pyarrow import parquet
-parquet.write_table = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+parquet.ParquetWriter.write_table = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 build.build_index([{str(archive)!r}], {KEY!r}, Path({str(tmp_path)!r}))
 """
     assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -9
