@@ -1,10 +1,11 @@
 """A run over a new archive: when its first case has ended, and when its index is complete.
 
-    python benchmarks/early_cases.py [--series 1000] [--files 30] [--folder DIR]
+    python benchmarks/early_cases.py [--series 1000] [--files 30] [--folder DIR] [--archive DIR]
 
 The archive is that of `archive_index.py`, of tiny files; cases are worked on by the tests' formula
 in place of a network, one at a time, in one process beside those that read headers. The second run
 is made to index first. A run is stopped after its index is complete, and its first case has ended.
+Memory is the peak resident set of the run's own process, and of the largest that it started.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import archive_index
 import numpy as np
-from meter import machine, parse, table
+from meter import machine, parse, table, tree
 
 POLL_S = 0.1
 PROGRAM = """
@@ -45,8 +46,19 @@ def draw(folder: Path, series: int, files: int) -> None:
     archive_index.draw(folder, 0, series, files)
 
 
+def peak_mib(pid: int) -> int:
+    """Return the peak resident set of a process, MiB; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next(
+        (int(line.split()[1]) // 1024 for line in status.splitlines() if "VmHWM" in line), 0
+    )
+
+
 def measure(base: Path, archive: Path, first: str) -> list[Any]:
-    """Return when the first case ended and the index was complete, in s, and the cases by then."""
+    """Return when the first case ended and the index was complete, s, cases by then, and memory."""
     sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
     from support.commands import write_tiny_bundle
     from support.formula_run import formula_environment
@@ -62,11 +74,16 @@ def measure(base: Path, archive: Path, first: str) -> list[Any]:
     (notes / "key").write_bytes(archive_index.KEY)
     command = [sys.executable, "-c", PROGRAM, first, "run", str(workflow), str(archive)]
     command += ["--out", str(out), "--cluster", "none", "-q"]
-    began, ended, indexed, by_then = time.monotonic(), None, None, 0
+    began, ended, indexed, by_then, looked = time.monotonic(), None, None, 0, 0.0
+    peaks: dict[int, int] = {}
     process = subprocess.Popen(command, env=environment)
     while process.poll() is None and not (ended and indexed):
         time.sleep(POLL_S)
         passed, logs = time.monotonic() - began, list(out.glob("runs/*/log.jsonl"))
+        if passed - looked > 1:
+            looked = passed
+            for pid in tree(process.pid):
+                peaks[pid] = max(peaks.get(pid, 0), peak_mib(pid))
         if ended is None and logs:
             ended = passed
         if indexed is None and (out / "private" / "index.parquet").exists():
@@ -74,7 +91,8 @@ def measure(base: Path, archive: Path, first: str) -> list[Any]:
             by_then = len(logs[0].read_text().splitlines()) if logs else 0
     process.send_signal(signal.SIGINT)
     process.wait()
-    return [first, ended, indexed, by_then]
+    own = peaks.pop(process.pid, 0)
+    return [first, ended, indexed, by_then, own, max(peaks.values(), default=0)]
 
 
 def main() -> None:
@@ -83,16 +101,29 @@ def main() -> None:
     parser.add_argument("--series", type=int, default=1000)
     parser.add_argument("--files", type=int, default=30, help="of each series")
     parser.add_argument("--folder", type=Path, help="Where to write; default a temporary one.")
+    parser.add_argument(
+        "--archive", type=Path, help="An archive that is there; drawn if it is not."
+    )
     options = parse(parser, series=6, files=3)
     print(machine(), "\n")
     base = Path(tempfile.mkdtemp(dir=options.folder))
     try:
-        draw(base / "archive", options.series, options.files)
+        archive = options.archive or base / "archive"
+        if not archive.exists():
+            draw(archive, options.series, options.files)
         rows = [
-            [options.series * options.files, *measure(base, base / "archive", first)]
+            [options.series * options.files, *measure(base, archive, first)]
             for first in ("cases", "index")
         ]
-        head = ["files", "first", "first case s", "index complete s", "cases by then"]
+        head = [
+            "files",
+            "first",
+            "first case s",
+            "index complete s",
+            "cases by then",
+            "run MiB",
+            "largest other MiB",
+        ]
         print(table(head, rows))
     finally:
         shutil.rmtree(base)

@@ -94,10 +94,10 @@ class Watch:
         if self.pid is None:
             resident = int(Path("/proc/self/statm").read_text().split()[1])
             return resident * os.sysconf("SC_PAGE_SIZE")
-        return sum(_pss(pid) for pid in _tree(self.pid))
+        return sum(_pss(pid) for pid in tree(self.pid))
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     """Return a process and all that it started."""
     processes = [pid]
     for parent in processes:
