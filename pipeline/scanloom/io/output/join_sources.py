@@ -162,7 +162,7 @@ def _sources_of(
         copies = numbers.cast(pa.int64())
     sources = find_sources(_ids(batch, column), copies)
     found = [sources.column(name).combine_chunks() for name in SOURCE_COLUMNS]
-    is_named = compute.not_equal(_texts(batch.column(column)), "")
+    is_named = compute.not_equal(_trimmed(batch.column(column)), "")
     unknown = compute.and_(is_named, compute.is_null(found[-1]))  # a source has a path
     return found, compute.sum(unknown).as_py() or 0
 
@@ -191,10 +191,17 @@ def _ids(batch: pa.RecordBatch, column: str) -> pa.Array:
     """Return the ids of rows (N,), or those of their files if they belong to no case."""
     from pyarrow import compute
 
-    ids = _texts(batch.column(column))
+    ids = _trimmed(batch.column(column))
     if FILE_COLUMN not in batch.schema.names:
         return ids
     return compute.if_else(compute.equal(ids, ""), _texts(batch.column(FILE_COLUMN)), ids)
+
+
+def _trimmed(values: pa.Array) -> pa.Array:
+    """Return ids as texts (N,), without the spaces that were pasted with them."""
+    from pyarrow import compute
+
+    return compute.utf8_trim_whitespace(_texts(values))
 
 
 def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
@@ -324,11 +331,24 @@ def _csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[dict[str, str]]]
     """Yield the column names of a CSV, and an iterator over its rows as text."""
     csv.field_size_limit(_MAX_CELL)
     with _refused_for(Reason.UNREADABLE, OSError):
+        with path.open("rb") as head:
+            _check_kind(head.readline(_MAX_CELL))
         file = path.open(encoding="utf-8-sig", newline="")
     with file:
         lines = _lines(csv.reader(file, strict=True))
         names = next(lines, [])
         yield names, (_row(names, cells) for cells in lines)
+
+
+def _check_kind(first_line: bytes) -> None:
+    """Refuse what spreadsheets write in place of a CSV with commas, saying so."""
+    if first_line.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise ScanError(Reason.DAMAGED, "this is a workbook of a spreadsheet, not a table as CSV")
+    if b"," not in first_line:
+        for separator, name in ((b";", "semicolons"), (b"\t", "tabs")):
+            if separator in first_line:
+                detail = f"the columns of the table are separated by {name}, not by commas"
+                raise ScanError(Reason.DAMAGED, detail)
 
 
 def _lines(reader: Iterator[list[str]]) -> Iterator[list[str]]:

@@ -76,6 +76,9 @@ def test_commands_leave_them_out_and_say_so(
     assert not list((tmp_path / "copy").rglob(waits.name))
     checked = scanloom("verify", tmp_path / "copy", "--json")
     assert checked.document["provisional"] == 0
+    assert (
+        "a copy by `scanloom export`" in scanloom("where", final.name, "-o", tmp_path / "copy").err
+    )
 
     whole = scanloom("verify", out, "--json")
     assert whole.document["provisional"] == 2

@@ -180,6 +180,30 @@ def test_what_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
     assert row["source_study_uid"] == "1.2"
 
 
+def test_spaces_around_ids_do_not_matter(tmp_path: Path) -> None:
+    rows, unknown = joined(written(tmp_path / "t.csv", "case,note\n aaa ,x\n  ,y\n"))
+    assert [row["source_study_uid"] for row in rows] == ["1.2", ""]
+    assert unknown == 0
+    assert rows[0]["case"] == " aaa "
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'\xef\xbb\xbf"case";"v"\r\n"aaa";"1,5"\r\n', "separated by semicolons"),
+        (b"case\tv\naaa\t1\n", "separated by tabs"),
+        (b"PK\x03\x04\x14\x00,\x00", "a workbook of a spreadsheet"),
+    ],
+)
+def test_other_exports_of_a_spreadsheet_are_named(
+    content: bytes, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    with pytest.raises(ScanError, match=told):
+        joined(path)
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [
