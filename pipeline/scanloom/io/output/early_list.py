@@ -7,13 +7,12 @@ for the next one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from scanloom.io.output.growing_table import append_lines, read_lines
+from scanloom.io.output.growing_table import append_lines, format_line, read_lines
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
 
@@ -70,7 +69,7 @@ def keep_early(path: Path, lines: Sequence[EarlyCase]) -> None:
     OSError
         If it can't be written.
     """
-    text = "".join(f"{json.dumps(line._asdict())}\n" for line in lines)
+    text = "".join(format_line(line._asdict()) for line in lines)
     if text:
         atomic_write(path, lambda draft: draft.write_text(text, encoding="utf-8"))
     else:

@@ -39,7 +39,7 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]], mode: int = 0o60
     OSError
         If they can't be written: then the file is as before.
     """
-    text = "".join(map(_line, rows))
+    text = "".join(map(format_line, rows))
     is_new = not path.exists()
     descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
     try:
@@ -64,7 +64,8 @@ def read_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
             yield parse_line(line)
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def format_line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line, which ends with a checksum: `parse_line` reads it."""
     text = json.dumps(row, ensure_ascii=False)
     return f'{text[:-1]}, "{_CHECKSUM}": {zlib.crc32(text.encode())}}}\n'
 
