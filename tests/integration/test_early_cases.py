@@ -298,12 +298,12 @@ def test_results_of_a_killed_run_have_sources_and_are_provisional(halved: Runs) 
     }
 
     reported = scanloom("report", out)
-    assert "2 cases from before the index of a run was complete" in reported.err
+    assert "2 cases that began before the index of a run was complete" in reported.err
     assert not halved.rows("measurements")
     for command in (["export", out, out.parent / "copy"], ["dataset", out, "-o", out.parent / "d"]):
         ended = scanloom(*command)
         assert ended.code == 65
-        assert "2 cases from before" in ended.err
+        assert "2 cases that began before" in ended.err
     assert not (out.parent / "copy").exists()
 
 
@@ -327,7 +327,7 @@ def test_a_shard_that_ends_leaves_out_what_another_one_may_withdraw(
     ended = runs("--shard", "2/2")
 
     assert ended.code == 0, ended.err
-    assert f"{len(begun)} cases from before" in ended.err
+    assert f"{len(begun)} cases that began before" in ended.err
     others = set(runs.cases()) - begun
     assert {row["case"] for row in runs.rows("measurements")} == others
     used = {row["case"] for row in runs.rows("manifest") if row["outcome"] == "used"}
