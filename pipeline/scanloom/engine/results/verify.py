@@ -33,7 +33,7 @@ from scanloom.io.output.layout import (
     PublishedCases,
     case_folder,
     no_results,
-    stray_entries,
+    stray_results,
 )
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.measurements import escape_formula
@@ -220,7 +220,7 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
         if not findings:
             intact.add(folder.name)
     yield from (Discrepancy("extra", p.relative_to(out).as_posix()) for p in folders.copies())
-    yield from (Discrepancy("extra", f"{CASES}/{name}") for name in stray_entries(out))
+    yield from (Discrepancy("extra", f"{CASES}/{name}") for name in stray_results(out))
     yield from _verify_readable(out)
     yield from _verify_fingerprint(out, key)
     yield from _verify_review(out)

@@ -279,14 +279,17 @@ def case_entries(out: Path) -> Iterator[tuple[os.DirEntry[str], bool]]:
             yield entry, bool(subfolder)
 
 
-def stray_entries(out: Path) -> list[str]:
-    """Return the names of the entries of `OUT/cases` itself that are no cases, sorted."""
+def stray_results(out: Path) -> list[str]:
+    """Return the names of folders in `OUT/cases` that hold a result but are no cases, sorted.
+
+    Their names can't be those of cases: somebody renamed or copied them. Other entries are those of
+    systems, such as `.DS_Store`.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
         return sorted(
             entry.name
             for entry, subfolder in _entries(out)
-            if not subfolder
-            and not (is_case_name(entry.name) and entry.is_dir(follow_symlinks=False))
+            if not (subfolder or is_case_name(entry.name)) and Path(entry.path, CASE).is_file()
         )
     return []
 
