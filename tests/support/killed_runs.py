@@ -68,9 +68,9 @@ def small_models(*_: object) -> Sequence[Threshold]:
 def make_small() -> None:
     """Make all limits small, in this process."""
     from scanloom.engine import early_cases, run
-    from scanloom.engine.results import run_cases, tabled_cases
+    from scanloom.engine.results import run_cases
     from scanloom.io.index import claims, merge, parts, storage
-    from scanloom.io.output import crosswalk, ledger
+    from scanloom.io.output import crosswalk, ledger, tabled_cases
     from scanloom.review.report import parts as report_parts
 
     parts.PART_FILES, storage.SORTED_AT_ONCE = 12, 8

@@ -27,11 +27,19 @@ def output_state(out: Path, key: bytes) -> dict[str, Any]:
 
     folders = {folder.name: folder for folder in case_folders(out)}
     private = out / "private"
-    inodes = {name: folder.stat().st_ino for name, folder in folders.items()}
+    states = {name: folder.stat() for name, folder in folders.items()}
+    expected = {
+        name: {"inode": state.st_ino, "time": state.st_mtime_ns} for name, state in states.items()
+    }
 
     def of_folders(name: str) -> list[dict[str, Any]]:
+        """Return the rows of a table; in place of inode and time, whether they are the folder's."""
         rows = parquet.read_table(private / f"{name}.parquet").to_pylist()
-        return [{**row, "inode": row["inode"] == inodes.get(row["name"])} for row in rows]
+        for row in rows:
+            of_folder = expected.get(row["name"], {})
+            for column in {"inode", "time"}.intersection(row):
+                row[column] = row[column] == of_folder.get(column)
+        return rows
 
     index = stored_index(out, key_fingerprint(key))
     assert index is not None
