@@ -119,8 +119,9 @@ def write_alike(out: Path, index: Any) -> None:
         first = None
         for folder in folders:
             first = first or read(folder)
-            rows = [{**row, "case": folder.name} for row in first[2][:1]]
-            yield folder.name, folder.name, rows, first[3]
+            case, measured, columns = first
+            rows = [{**row, "case": folder.name} for row in measured[:1]]
+            yield case._replace(name=folder.name, case=folder.name), rows, columns
 
     def write_manifest(stem: Path, columns: Any, _: Any, written: Any) -> None:
         stem.with_suffix(".csv").write_text("")

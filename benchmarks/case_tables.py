@@ -103,12 +103,12 @@ def make(out: Path, count: int, structures: int) -> None:
             each = rows.take(list(range(len(lines))) * len(some)).set_column(0, "case", cases)
             yield Copied(each, [name.encode() + line[5:] for name in some for line in lines])
 
-    write_rows(out / "measurements", rows.schema, pieces())
+    _, written = write_rows(out / "measurements", rows.schema, pieces())
     record = TabledCases(out, (), ("measurements", "radiomics"))
     record._read = [
         known(outdated=False, columns="[]", time=0, described="").cast(tabled_cases._schema())
     ]
-    record.save(())
+    record.save((), written)
 
 
 def step_open(out: Path, _: int) -> Callable[[], object]:

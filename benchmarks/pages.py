@@ -151,7 +151,7 @@ def make_cases(out: Path, count: int) -> None:
 
     table, tabled = out / "measurements.parquet", out / "private" / tabled_cases.TABLED
     parquet.write_table(rows_like(parquet.read_table(table), "case"), table)
-    states = [os.stat(case_folder(out, name)) for name, _ in ids]  # noqa: PTH116
+    states = [case_folder(out, name).stat() for name, _ in ids]
     rows = rows_like(parquet.read_table(tabled), "name").to_pydict()
     rows |= {"time": [s.st_mtime_ns for s in states], "inode": [s.st_ino for s in states]}
     files = {table.name: tabled_cases._state(table.stat())}

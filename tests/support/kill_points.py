@@ -68,7 +68,7 @@ def _operation(event: str, arguments: tuple[Any, ...]) -> str:
     text = os.fsdecode(path)
     if folder >= 0:
         with suppress(OSError):
-            text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)  # noqa: PTH115, PTH118
+            text = str(Path(f"/proc/self/fd/{folder}").readlink() / text)
     return f"{event.removeprefix('os.')} {text}"
 
 

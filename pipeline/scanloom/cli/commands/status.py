@@ -195,7 +195,7 @@ def status_table(status: Status) -> RenderableType:
         table.add_row("progress", now_indexing)
     if status.work:
         table.add_row("progress", f"{status.worked} of {counted(status.work, 'case')} to run")
-    of_all = "" if now_indexing else f" of {status.cases}"
+    of_all = f" of {status.cases}" if status.cases else ""  # unknown before the index is complete
     table.add_row(
         "cases",
         f"{status.ended}{of_all}: {status.done} done, {status.skipped} skipped, "
