@@ -465,10 +465,10 @@ def print_entry(entry: ModelEntry) -> None:
     screen.print(facts)
     screen.print(table)
     for limitation in card.limitations:
-        screen.print(f"! {limitation.text}", soft_wrap=True)
+        screen.print(f"! {limitation.text}")
     if any(s.experimental for s in card.structures):
         labels = ", ".join(s.label for s in card.structures if s.experimental)
-        screen.print(f"Experimental, according to its authors: {labels}", soft_wrap=True)
+        screen.print(f"Experimental, according to its authors: {labels}")
 
 
 def plain_entry(entry: ModelEntry) -> dict[str, Any]:
