@@ -84,18 +84,18 @@ def check_other_runs(out: Path, recipe: str, shard: tuple[int, int] | None) -> N
         STALE, naming the other run.
     """
     runs = [*_runs(out)]
-    others = [run for run in runs if run.state not in (*FINAL_STATES, DIED)]
+    unfinished = [run for run in runs if run.state not in (*FINAL_STATES, DIED)]
     if shard is not None:
         number, count = shard
         shards = [run for run in runs if run.shard[1] == count]
         ended = {(run.recipe, run.shard[0]) for run in shards if run.state == "done"}
         latest = {run.shard[0]: run for run in shards if run.shard[0] != number}
-        others += [
+        unfinished += [
             run
             for run in latest.values()
             if any((run.recipe, n) not in ended for n in range(1, count + 1))
         ]
-    for run in others:
+    for run in unfinished:
         if run.recipe != recipe:
             which = "shard {} of {}".format(*run.shard) if run.shard[1] else "a run"
             detail = f"{which} ({run.name}, {run.state}) has another workflow, options or model"

@@ -266,8 +266,8 @@ def write_dataset(
     chosen = _choose(out, options, left_out, unselected)
     if not chosen and not left_out:
         verdicts = " or ".join(options.verdicts)
-        others = ", ".join(f"{count} {status}" for status, count in unselected.items())
-        detail = f"no result is {verdicts}" + (f": {others}" if others else "")
+        counts = ", ".join(f"{count} {status}" for status, count in unselected.items())
+        detail = f"no result is {verdicts}" + (f": {counts}" if counts else "")
         raise ScanError(Reason.NOT_REVIEWED, detail)
     labels = _label_values(chosen, options.structures)
     _channel_names(out, chosen)  # refuses what it can't name, before the work

@@ -306,8 +306,8 @@ def status_line(now: Status) -> str:
     told = list(now.progress.items())
     if told:
         parts += [f"{case[:8]}…{in_words(progress)}" for case, progress in told[:MOST_TOLD]]
-    if others := len(now.in_flight) - len(told[:MOST_TOLD]):
-        parts.append(f"{others}{' more' if told else ''} in progress")
+    if unnamed := len(now.in_flight) - len(told[:MOST_TOLD]):
+        parts.append(f"{unnamed}{' more' if told else ''} in progress")
     return "; ".join(parts)
 
 

@@ -349,8 +349,8 @@ class FolderSample(FileWalk):
         The total and variance of a stratified sample are those of W. G. Cochran, Sampling
         Techniques (1977), sections 5.3 and 5.4, with the degrees of freedom of 5.4 (Satterthwaite).
         The interval is symmetric on a logarithmic scale, since amounts of folders are skewed. It is
-        widened to the total that follows from the share of the sample in the entries of all: what
-        large folders outside the sample hold can't be seen in the variance.
+        widened to the total that follows from the share of the sample in the entries of all: the
+        variance does not tell of large folders outside the sample.
         """
         from scipy import stats
 
