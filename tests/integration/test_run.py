@@ -391,6 +391,21 @@ def test_shards_together_do_each_case_once(runs: Runs) -> None:
     assert sum(e.document["status"]["cases"] for e in ended) == 4
 
 
+def test_a_shard_of_another_recipe_is_refused_by_name(runs: Runs) -> None:
+    runs.write(THORAX)
+    assert runs("--shard", "1/2").code == 0
+    published = runs.cases()
+    runs.write(THORAX, "outputs: {also: [image]}\n")
+
+    refused = runs("--shard", "2/2")
+
+    assert (refused.code, refused.document["error"]["code"]) == (65, "STALE")
+    assert "shard 1 of 2" in refused.document["error"]["detail"]
+    assert runs.cases() == published
+    assert len(list((runs.out / "runs").iterdir())) == 1
+    assert runs("--shard", "2/2", "--replace").code == 0
+
+
 def test_shards_are_checked(runs: Runs) -> None:
     assert [runs("--shard", wrong).code for wrong in ("0/2", "3/2", "a/b", "1")] == [2] * 4
 

@@ -209,9 +209,11 @@ class _Closed(io.TextIOBase):
 
 
 _LINE_ENDS = re.compile(r"([\n\t])")
+_TRAILING = re.compile(r" +$", re.MULTILINE)
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
-WIDTH = 110
-"""Columns of a table that is written to a file or a pipe."""
+WIDTH = 10_000
+"""Columns of a file or a pipe, if COLUMNS does not say another number: no line of a table is broken
+or shortened there, as `grep` and logs need it."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class OutputMode:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console, wide enough for tables if the stream is not a terminal."""
+    """Return a rich console; if the stream is not a terminal, lines end without spaces."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -240,8 +242,19 @@ def console(*, stderr: bool = False) -> Console:
             for piece in super().render(renderable, options):
                 yield piece if piece.control else Segment(clean(piece.text), piece.style)
 
+        def print(self, *objects: Any, **options: Any) -> None:
+            # a sentence is broken by the terminal alone, so that its paths can be copied
+            options.setdefault("soft_wrap", all(isinstance(each, str) for each in objects))
+            if self.is_terminal:
+                super().print(*objects, **options)
+                return
+            with self.capture() as captured:  # tables fill their last column with spaces
+                super().print(*objects, **options)
+            self.file.write(_TRAILING.sub("", captured.get()))
+            self.file.flush()
+
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDTH
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDTH
     return Clean(file=stream, width=width, highlight=False, emoji=False, markup=False)
 
 

@@ -839,7 +839,7 @@ def _sample_notes(sample: FolderSample, written: Range, out: Path) -> Iterator[s
     if sample.missed > _LARGE_SHARE:
         yield (
             f"a folder outside the sample is large, {sample.missed:.0%} of all by its entries: the "
-            "ranges do not hold for what is in it"
+            "ranges suppose that these are like those of the sample"
         )
     yield from _disk_notes(written, out)
 

@@ -183,11 +183,14 @@ def run(
     request = _checked_request(workflow, paths, options)
     key = load_key_of(options.out, options.key)
     open_output(options.out, key_fingerprint(key))
-    shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
-    held = run_files.hold_run_lock(options.out, shard=shard, take_over=options.take_over)
+    recipe, shard = request.recipe, options.scope.shard
+    lock = "{}-of-{}".format(*shard) if shard else ""
+    held = run_files.hold_run_lock(options.out, shard=lock, take_over=options.take_over)
     with held as release:
-        with disk_errors_as_scan_errors():
-            name = run_files.create_run_folder(options.out, workflow, request.cards)
+        with disk_errors_as_scan_errors(), run_files.exclusively(options.out):
+            if not options.scope.replace:
+                run_files.check_other_runs(options.out, recipe, shard)
+            name = run_files.create_run_folder(options.out, workflow, request.cards, recipe, shard)
         status_writer = StatusWriter(
             name, options.out / run_files.RUNS / name, metrics=options.metrics
         )

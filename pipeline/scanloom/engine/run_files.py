@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
@@ -23,24 +23,31 @@ from scanloom.core import Case, Reason, ScanError
 from scanloom.core.packages import package_versions
 from scanloom.core.process import lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
-from scanloom.engine.monitor import remove_progress
+from scanloom.engine.monitor import Status, remove_progress
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output import work_folder
 from scanloom.io.output.folder_lock import Holder, read_lock, release_lock, take_lock
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.private import check_links
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.scratch_folders import DIED, FINAL_STATES
 
 if TYPE_CHECKING:
     from scanloom.engine.worker.supervisor import CaseOutcome
 
 RUNS = "runs"
-WORKFLOW, CASES_FILE = "workflow.json", "cases.jsonl"
+WORKFLOW, CASES_FILE, VERSIONS = "workflow.json", "cases.jsonl", "versions.json"
 
 
-def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
-    """Create the folder of a new run; return the run's id."""
+def create_run_folder(
+    out: Path,
+    workflow: Workflow,
+    cards: Sequence[ModelCard],
+    recipe: str,
+    shard: tuple[int, int] | None = None,
+) -> str:
+    """Create the folder of a new run, or of that of a shard; return the run's id."""
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
     folder = out / RUNS / name
     folder.mkdir(parents=True)
@@ -49,9 +56,62 @@ def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard])
         "python": platform.python_version(),
         **package_versions((*VERSIONED_PACKAGES, "distributed")),
         "models": {card.name: card_digest(card) for card in cards},
+        "recipe": recipe,
+        "shard": shard,
     }
-    write_json(folder / "versions.json", versions)
+    write_json(folder / VERSIONS, versions)
     return name
+
+
+class _Run(NamedTuple):
+    """A run of an output folder; its shard is (0, 0) if it had none."""
+
+    name: str
+    recipe: str
+    shard: tuple[int, int]
+    state: str
+
+
+def check_other_runs(out: Path, recipe: str, shard: tuple[int, int] | None) -> None:
+    """Refuse a run of another recipe than one whose work has not ended: all would become STALE.
+
+    That is a run at work; and for a shard also the latest run of another one of the same number,
+    unless all of them have ended with its recipe.
+
+    Raises
+    ------
+    ScanError
+        STALE, naming the other run.
+    """
+    runs = [*_runs(out)]
+    unfinished = [run for run in runs if run.state not in (*FINAL_STATES, DIED)]
+    if shard is not None:
+        number, count = shard
+        shards = [run for run in runs if run.shard[1] == count]
+        ended = {(run.recipe, run.shard[0]) for run in shards if run.state == "done"}
+        latest = {run.shard[0]: run for run in shards if run.shard[0] != number}
+        unfinished += [
+            run
+            for run in latest.values()
+            if any((run.recipe, n) not in ended for n in range(1, count + 1))
+        ]
+    for run in unfinished:
+        if run.recipe != recipe:
+            which = "shard {} of {}".format(*run.shard) if run.shard[1] else "a run"
+            detail = f"{which} ({run.name}, {run.state}) has another workflow, options or model"
+            raise ScanError(Reason.STALE, detail)
+
+
+def _runs(out: Path) -> Iterator[_Run]:
+    """Yield the runs of an output folder, the oldest first; damaged ones are passed over."""
+    for folder in sorted((out / RUNS).glob("*/")):
+        with suppress(OSError, ValueError, LookupError, TypeError, ScanError):
+            made_by = read_json(folder / VERSIONS)
+            number, count = made_by["shard"] or (0, 0)
+            state = DIED  # before it wrote its first status
+            with suppress(FileNotFoundError):
+                state = Status.read(folder).as_observed().state
+            yield _Run(folder.name, str(made_by["recipe"]), (int(number), int(count)), state)
 
 
 def publishable_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
@@ -133,7 +193,7 @@ def hold_run_lock(
     content = str(Holder.of_this_process())
     try:
         work_folder.make_work_folder(out)
-        with _exclusively(out):
+        with exclusively(out):
             _acquire(path, content, take_over=take_over)
     except OSError as exc:
         raise output_error(exc) from exc
@@ -153,8 +213,8 @@ def hold_run_lock(
 
 
 @contextmanager
-def _exclusively(out: Path) -> Iterator[None]:
-    """Let one process at a time inspect locks, if the file system supports flock(2)."""
+def exclusively(out: Path) -> Iterator[None]:
+    """Let one process at a time inspect locks and runs, if the file system supports flock(2)."""
     folder = os.open(out, os.O_RDONLY)
     try:
         with suppress(OSError):  # without flock, atomic renames remain

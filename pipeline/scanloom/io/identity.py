@@ -121,7 +121,7 @@ def study_id(study_uid: str, key: bytes) -> str:
     return _text(_hash(key, b"study by uid", [study_uid.encode("utf-8", "replace")]))
 
 
-def file_id(path: Path, instance_uid: str, key: bytes) -> str:
+def file_id(path: Path | str, instance_uid: str, key: bytes) -> str:
     """Return the ID of a file: 26 characters, independent of its path.
 
     It is opened only if it has no SOPInstanceUID (`instance_uid`).
@@ -133,7 +133,7 @@ def file_id(path: Path, instance_uid: str, key: bytes) -> str:
     """
     if instance_uid:
         return _text(_hash(key, b"file by uid", [instance_uid.encode("utf-8", "replace")]))
-    return _text(_hash(key, b"file by content", _hash_files([path], key, _fingerprint)))
+    return _text(_hash(key, b"file by content", _hash_files([Path(path)], key, _fingerprint)))
 
 
 def source_hash(series: Series, key: bytes) -> str:

@@ -54,11 +54,11 @@ from scanloom.review.verdicts.verdict import Seen, Verdict, about, seen_of, stat
 
 Form = Literal["msd", "nnunet", "monai"]
 """As the Medical Segmentation Decathlon; a folder of nnUNet_raw; a datalist of MONAI."""
-Status = Literal["accepted", "corrected", "edit", "unreviewed", "rejected", "disagreed"]
-"""Of the latest result: accepted; corrected, and nobody decided since; to be edited; nobody
-decided; rejected; reviewers differ."""
+Status = Literal["accepted", "corrected", "edit", "stale", "unreviewed", "rejected", "disagreed"]
+"""Of the latest result: accepted; corrected, and nobody decided since; to be edited; replaced since
+its review; nobody decided; rejected; reviewers differ."""
 STATUSES: tuple[Status, ...] = get_args(Status)
-TAKEN: tuple[Status, ...] = ("accepted", "corrected", "edit", "unreviewed")
+TAKEN: tuple[Status, ...] = ("accepted", "corrected", "edit", "stale", "unreviewed")
 """Those that may be requested: nobody trains on rejected labels."""
 DEFAULT_FOLDS = 5
 """As nnU-Net; fewer if there are fewer patients."""
@@ -266,7 +266,9 @@ def write_dataset(
     chosen = _choose(out, options, left_out, unselected)
     if not chosen and not left_out:
         verdicts = " or ".join(options.verdicts)
-        raise ScanError(Reason.NOT_REVIEWED, f"no result is {verdicts}")
+        counts = ", ".join(f"{count} {status}" for status, count in unselected.items())
+        detail = f"no result is {verdicts}" + (f": {counts}" if counts else "")
+        raise ScanError(Reason.NOT_REVIEWED, detail)
     labels = _label_values(chosen, options.structures)
     _channel_names(out, chosen)  # refuses what it can't name, before the work
     patients, unidentified = _patients(out, [each.case for each in chosen])
@@ -393,13 +395,13 @@ def _status(
     A reviewer's decision about a structure counts before that about the case; of several
     reviewers, the majority's counts, as in the review.
     """
-    counting = about(result.seen, verdicts).items()
+    counting = about(result.seen, verdicts)
     states = {
         state_of(
             result.seen,
             {
                 reviewer: replace(verdict, decision=decision)
-                for reviewer, verdict in counting
+                for reviewer, verdict in counting.items()
                 if (decision := verdict.structures.get(f"{s.model}/{s.label}", verdict.decision))
             },
         )
@@ -414,7 +416,9 @@ def _status(
     if states == {"accept"}:
         return "accepted"
     # Whoever corrected a result has looked at it: a revision needs no verdict
-    return "corrected" if revision_number(result.folder) else "unreviewed"
+    if revision_number(result.folder):
+        return "corrected"
+    return "stale" if verdicts and not counting else "unreviewed"
 
 
 def _check_labels(results: Iterable[_Result], requested: Sequence[str]) -> None:

@@ -34,8 +34,9 @@ from scanloom.training.recipe import TrainingRecipe
 
 COMPARED: Final = ("train.json", "datalist.json")
 """Configs that must be equal for a training to go on: weights of another one would be mixed in."""
-WARM_UP_STEPS: Final = 3
-"""Steps of a measurement that do not count: libraries choose kernels in them."""
+MEASURED_STEPS: Final = 10
+"""Steps of a measurement, after as many that don't count: libraries choose kernels in the first
+ones. They are one epoch, since the first step of an epoch takes longer than the others."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +252,9 @@ def measure(prepared: Prepared) -> Measured:
         TRAINING, as `run_training`; as `read_model` if the bundle would be no model.
     """
     plan = prepared.recipe.schedule
+    epochs_of_steps = {"steps": 2 * MEASURED_STEPS, "epoch": MEASURED_STEPS, "validate_every": 2}
+    schedule = plan.model_copy(update=epochs_of_steps)
+    measured = prepared.recipe.model_copy(update={"schedule": schedule})
     cases: dict[Split, list[Pair]] = {
         "training": prepared.cases["training"][: plan.batch],
         "validation": prepared.cases["validation"][:1],
@@ -258,24 +262,21 @@ def measure(prepared: Prepared) -> Measured:
     }
     with tempfile.TemporaryDirectory() as scratch:
         bundle = Path(scratch) / "bundle"
-        write_training(Prepared(prepared.recipe, cases, []), bundle)
-        # far enough for a validation too
-        steps = max(8, plan.validate_every)
-        run_training(bundle, steps=steps, epoch_length=1)
+        write_training(Prepared(measured, cases, []), bundle)
+        run_training(bundle)
         read_model(bundle, {})  # what can't be a model is known before hours of training
         with (bundle / "docs" / "training.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
+            _, row = csv.DictReader(file)
     count = len(prepared.cases["validation"])
-    validations = [float(row["validation_seconds"] or 0) for row in rows]
     length = epoch_length(prepared.recipe, len(prepared.cases["training"]))
     epochs = math.ceil(plan.steps / length)
     return Measured(
         epochs * length,
         epochs,
-        statistics.median(float(row["seconds"]) for row in rows[WARM_UP_STEPS:]),
-        max(validations) * count,
+        float(row["seconds"]) / MEASURED_STEPS,
+        float(row["validation_seconds"] or 0) * count,
         epochs // plan.validate_every if count else 0,
-        int(rows[-1]["memory_bytes"]) + _cached_bytes(prepared),
+        int(row["memory_bytes"]) + _cached_bytes(prepared),
     )
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.table import Table
 
-from scanloom.cli.console import OutputMode, error_boundary, print_resume_command
+from scanloom.cli.console import OutputMode, console, error_boundary, print_resume_command
 from scanloom.core import Reason, ScanError
 
 SECRET = "Doe^Jane"
@@ -32,6 +33,26 @@ def test_scan_error_says_what_why_and_what_to_do(capsys: pytest.CaptureFixture[s
     assert text.err == (
         f"scanloom: slice 4 of 10 is missing (SLICE_GAP). {Reason.SLICE_GAP.advice}.\n"
     )
+
+
+def test_a_pipe_gets_whole_lines_that_end_without_spaces(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a terminal's width only if COLUMNS says one."""
+    long = " ".join(["/archive/patient/study"] * 10)
+    table = Table.grid(padding=(0, 2))
+    table.add_row("time", "0:00:01")
+    table.add_row("path", long)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console().print(table)
+    assert capsys.readouterr().out == f"time  0:00:01\npath  {long}\n"
+
+    monkeypatch.setenv("COLUMNS", "60")
+    console().print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "time  0:00:01"
+    assert 40 < max(map(len, lines)) <= 60
+    assert " ".join(line[6:] for line in lines[1:]) == long
 
 
 def test_json_has_the_same_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

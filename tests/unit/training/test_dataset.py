@@ -68,9 +68,17 @@ class Results:
             fan_by_hand(self.out)
         self.cases = [path.name for path in case_folders(self.out)]
 
-    def decide(self, case: str, decision: str | None, reviewer: str = "r1", **more: Any) -> None:
+    def decide(
+        self,
+        case: str,
+        decision: str | None,
+        reviewer: str = "r1",
+        of_recipe: str | None = None,
+        **more: Any,
+    ) -> None:
         with closing(VerdictLog(self.out)) as log:
             shown = seen(latest_result(self.out, case))
+            shown = replace(shown, recipe=of_recipe or shown.recipe)
             log.append(Verdict(case, reviewer, shown, decision, **more))  # type: ignore[arg-type]
 
     def correct(self, case: str) -> np.ndarray:
@@ -122,6 +130,22 @@ def test_accepted_and_corrected_cases_are_taken(results: Results) -> None:
     stored = nib.load(results.target / "data" / "labelsTr" / f"{corrected}.nii.gz")
     np.testing.assert_array_equal(np.asarray(stored.dataobj), labels)
     assert taken(results.write(DatasetOptions(verdicts=("edit",)), "edit")) == {edit: "edit"}
+
+
+def test_a_result_that_replaced_a_judged_one_is_stale_until_it_is_judged(results: Results) -> None:
+    first, second, *_ = results.cases
+    results.decide(first, "accept")
+    for case, reviewer in ((first, "r2"), (second, "r1")):  # about what a run made before
+        results.decide(case, "reject", reviewer, of_recipe="0" * 64)
+
+    dataset = results.write(DatasetOptions(verdicts=("accepted", "stale")))
+
+    assert taken(dataset) == {first: "accepted", second: "stale"}
+    assert results.write(DatasetOptions()).unselected == {"stale": 1, "unreviewed": 3}
+    ended = scanloom("dataset", results.out, "-o", results.target / "data", "--key", results.key)
+    assert "1 case: stale, replaced since its review: judge it again" in ended.out
+    results.decide(second, "accept")
+    assert taken(results.write(DatasetOptions())) == dict.fromkeys((first, second), "accepted")
 
 
 def test_a_decision_about_a_structure_counts_before_that_about_the_case(results: Results) -> None:

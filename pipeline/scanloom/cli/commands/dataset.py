@@ -36,7 +36,8 @@ class SourceOptions:
     verdict: Annotated[
         str,
         typer.Option(
-            metavar="A,B", help="Of accepted, corrected, edit and unreviewed: results to take."
+            metavar="A,B",
+            help="Of accepted, corrected, edit, stale and unreviewed: results to take.",
         ),
     ] = "accepted,corrected"
     model: Annotated[
@@ -181,7 +182,8 @@ def _show(written: Dataset) -> None:
             line += f", {alone} of them judged by nobody since"
         table.add_row("corrected", line)
     for status, count in written.unselected.items():
-        table.add_row("not taken", f"{counted(count, 'case')}: {status}")
+        advice = ", replaced since its review: judge it again" if status == "stale" else ""
+        table.add_row("not taken", f"{counted(count, 'case')}: {status}{advice}")
     for case, (reason, detail) in written.left_out.items():
         table.add_row("left out", f"{case}: {detail} ({reason.code})")
     screen.print(table)

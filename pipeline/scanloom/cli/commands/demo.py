@@ -111,7 +111,7 @@ def _show(record: CaseRecord, rows: list[dict[str, Any]]) -> None:
     screen.print("\nSample study, a synthetic torso: measured and true volumes")
     screen.print(table)
     for flag in record.flags:
-        screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
+        screen.print(f"! {flag.text} ({flag.code}).")
     if record.folder is not None:
-        screen.print(f"Results: {record.folder}", soft_wrap=True)
-        screen.print(f"Preview: {record.folder / 'preview.png'}", soft_wrap=True)
+        screen.print(f"Results: {record.folder}")
+        screen.print(f"Preview: {record.folder / 'preview.png'}")

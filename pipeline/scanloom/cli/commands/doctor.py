@@ -77,9 +77,9 @@ def _print(finding: CheckResult, *, new_topic: bool) -> None:
     if new_topic:
         screen.print(f"\n{finding.topic}", style="bold")
     screen.print(f"  {finding.level:<5}", style=STYLES[finding.level], end="")
-    screen.print(f"{finding.name}: {finding.seen}", soft_wrap=True)
+    screen.print(f"{finding.name}: {finding.seen}")
     if finding.advice:
-        screen.print(f"       -> {finding.advice}", soft_wrap=True)
+        screen.print(f"       -> {finding.advice}")
 
 
 def _summarize(findings: list[CheckResult]) -> None:

@@ -118,7 +118,7 @@ def show(listed: Index, *, ids: bool = False) -> None:
 
     screen = console()
     for line in format_series(_Lines(listed, ids), screen.width):
-        screen.print(line, no_wrap=True, crop=False)
+        screen.print(line)
     counts = listed.counts()
     by_outcome = ", ".join(f"{counts[name]} {name}" for name in ("used", *OUTCOMES))
     # numbers in place of the texts: a million studies may be there
@@ -130,10 +130,10 @@ def show(listed: Index, *, ids: bool = False) -> None:
     screen.print(f"{', '.join(lengths)}. {counted(counts['found'], 'file')}: {by_outcome}.")
     reasons = Counter({code: number for code, number in listed.reasons.items() if code})
     for code, count in reasons.most_common():
-        screen.print(f"{count:7} {code}: {Reason[code].advice}.", soft_wrap=True)
+        screen.print(f"{count:7} {code}: {Reason[code].advice}.")
         files = _failed_files(listed, code)
         for path in islice(files, MAX_FILES):
-            screen.print(f"        {printable(path)}", soft_wrap=True)
+            screen.print(f"        {printable(path)}")
         if more := sum(1 for _ in files):
             screen.print(f"        and {more} more")
 

@@ -424,8 +424,9 @@ def print_list(entries: tuple[ModelEntry, ...]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
 
-    columns = ("version", "scans", "structures", "source", "format", "licence", "title")
-    name = Column("model", no_wrap=True)  # whole, since other commands need it
+    titles = ("version", "scans", "structures", "source", "format", "licence", "title")
+    columns = (Column(title, overflow="fold") for title in titles)  # never cut, however narrow
+    name = Column("model", no_wrap=True)  # in one line, since other commands need it
     table = Table(name, *columns, box=SIMPLE_HEAD, pad_edge=False)
     for entry in entries:
         card, section = entry.card, entry.section or ""
@@ -465,10 +466,10 @@ def print_entry(entry: ModelEntry) -> None:
     screen.print(facts)
     screen.print(table)
     for limitation in card.limitations:
-        screen.print(f"! {limitation.text}", soft_wrap=True)
+        screen.print(f"! {limitation.text}")
     if any(s.experimental for s in card.structures):
         labels = ", ".join(s.label for s in card.structures if s.experimental)
-        screen.print(f"Experimental, according to its authors: {labels}", soft_wrap=True)
+        screen.print(f"Experimental, according to its authors: {labels}")
 
 
 def plain_entry(entry: ModelEntry) -> dict[str, Any]:

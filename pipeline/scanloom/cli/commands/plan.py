@@ -87,14 +87,14 @@ def _show(planned: RunPlan) -> None:
     screen = console()
     screen.print(table(planned))
     for line in excluded_lines(planned):
-        screen.print(line, soft_wrap=True)
+        screen.print(line)
 
 
 def _show_estimate(estimated: SamplePlan) -> None:
     screen = console()
     screen.print(estimate_table(estimated))
     for line in estimated_exclusions(estimated):
-        screen.print(line, soft_wrap=True)
+        screen.print(line)
 
 
 def _plain(estimated: SamplePlan) -> dict[str, Any]:

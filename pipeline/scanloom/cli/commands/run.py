@@ -306,8 +306,8 @@ def status_line(now: Status) -> str:
     told = list(now.progress.items())
     if told:
         parts += [f"{case[:8]}…{in_words(progress)}" for case, progress in told[:MOST_TOLD]]
-    if len(now.in_flight) > len(told[:MOST_TOLD]):
-        parts.append(f"{len(now.in_flight) - len(told[:MOST_TOLD])} more in progress")
+    if unnamed := len(now.in_flight) - len(told[:MOST_TOLD]):
+        parts.append(f"{unnamed}{' more' if told else ''} in progress")
     return "; ".join(parts)
 
 

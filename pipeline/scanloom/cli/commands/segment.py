@@ -185,13 +185,13 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
         return
     published = [record for _, record in records if not record.reason]
     for line in limitation_lines(m for record in published for m in models_of(record)):
-        console().print(printable(line), soft_wrap=True)
+        console().print(printable(line))
     if len(records) > 1 or not records or records[0][1].reason is None:
-        console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
+        console().print(f"\n{summary(records, seconds)}")
     folders = {output_of(record.folder) for record in published if record.folder is not None}
     if len(published) > 1 and len(folders) == 1:
         out = printable(str(folders.pop()))
-        console().print(f"One page and one table of all: scanloom report -o {out}", soft_wrap=True)
+        console().print(f"One page and one table of all: scanloom report -o {out}")
 
 
 def summary(records: Records, seconds: float) -> str:
@@ -246,19 +246,19 @@ def show_case(path: Path, record: CaseRecord) -> None:
     screen = console()
     screen.print(f"\n{printable(str(path))}: case {record.id}")
     for line in choice_lines(record.choice):
-        screen.print(line, soft_wrap=True)
+        screen.print(line)
     screen.print(table)
     for flag in record.flags:
-        screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
+        screen.print(f"! {flag.text} ({flag.code}).")
     if record.reused:
         screen.print("A result of this recipe already exists: nothing was done.")
     if record.updated:
         screen.print("The scan had changed: this result replaces the earlier one.")
-    screen.print(f"Results: {record.file or record.folder}", soft_wrap=True)
+    screen.print(f"Results: {record.file or record.folder}")
     if record.file is not None:
-        screen.print(f"Structures and measurements: {document_of(record.file)}", soft_wrap=True)
+        screen.print(f"Structures and measurements: {document_of(record.file)}")
     if record.folder is not None and (picture := record.folder / "preview.png").exists():
-        screen.print(f"Look at: {picture}", soft_wrap=True)
+        screen.print(f"Look at: {picture}")
 
 
 def limitation_lines(models: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -337,7 +337,7 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
             table.add_row("", name, printable(text))
         screen.print(printable(str(scan.path)))
         for line in choice_lines(scan.choice):
-            screen.print(line, soft_wrap=True)
+            screen.print(line)
         screen.print(table)
     done = sum(prepared.state is ResultState.CURRENT for _, prepared in fitting)
     before = f", {done} from before" if done else ""

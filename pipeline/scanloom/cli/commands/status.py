@@ -86,7 +86,7 @@ def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
 
     if cases:
         results = f"{counted(cases, 'result')} of `scanloom segment`, and no run."
-        console().print(f"{results} To look at the results: scanloom report {out}", soft_wrap=True)
+        console().print(f"{results} To look at the results: scanloom report {out}")
     if reviewed:
         console().print(_totals(reviewed))
 
@@ -130,15 +130,15 @@ def _print_outbox(outbox: OutboxState | None) -> None:
         return
     for target, counts in outbox.counts.items():
         parts = (f"{counts[word]:,} {text}" for word, text in _SENT.items() if word in counts)
-        console().print(f"Outbox, {target}: {', '.join(parts)}.", soft_wrap=True)
+        console().print(f"Outbox, {target}: {', '.join(parts)}.")
     now = time.time()
     for target, trouble in outbox.troubles.items():
         again = format_clock(max(0.0, trouble.due - now))
         sentence = f"{target}: {trouble.reason}; attempt {trouble.tries + 1} in {again}"
-        console().print(sentence, soft_wrap=True)
+        console().print(sentence)
     for lines in (outbox.failed, outbox.open):
         for line in lines[:MOST_LINES]:
-            console().print(described(line), soft_wrap=True)
+            console().print(described(line))
         if len(lines) > MOST_LINES:
             console().print(f"... and {len(lines) - MOST_LINES:,} more: --json lists all")
 

@@ -121,7 +121,9 @@ class Lane:
     ) -> None:
         self.request, self.fault, self._on_outcome = request, Future[None](), on_outcome
         with disk_errors_as_scan_errors():
-            name = run_files.create_run_folder(options.out, request.workflow, request.cards)
+            name = run_files.create_run_folder(
+                options.out, request.workflow, request.cards, request.recipe
+            )
             self.status = StatusWriter(name, options.out / run_files.RUNS / name)
             self.steps = RunSteps(request, options, key, name, self.status)
             private = self.steps.save_workflow()

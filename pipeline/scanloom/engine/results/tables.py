@@ -430,7 +430,7 @@ def _manifest_rows(
     outcome_of = _series_outcomes(left_out, endings)
     known: str | None = None
     of_known = "open", "", ""
-    for (entry, reason, series), look in zip(index.files(), index.infos(), strict=True):
+    for path, header, reason, series in index.identities():
         if reason or series is None:
             code = reason or Reason.NOT_AN_IMAGE.code
             outcome, detail = str(Reason[code].outcome), ""
@@ -439,7 +439,7 @@ def _manifest_rows(
                 known, of_known = series.id, outcome_of(series.id)
             outcome, code, detail = of_known
         yield {
-            "file": manifest_file_id(entry.path, look.packed, key),
+            "file": manifest_file_id(path, header, key),
             "copy": 1,
             "case": series.id if series else "",
             "outcome": outcome,
@@ -489,9 +489,9 @@ def manifest_file_id(path: str, packed: EncodedElements | None, key: bytes) -> s
     if packed:
         instance = decode_elements(packed).raw(_SOP_INSTANCE_UID).decode("ascii", "replace")
     try:
-        return file_id(Path(path), instance.strip(" \0"), key)
+        return file_id(path, instance.strip(" \0"), key)
     except (ScanError, ValueError):
-        return file_id(Path(), f"path {path}", key)
+        return file_id("", f"path {path}", key)
 
 
 def write_table(

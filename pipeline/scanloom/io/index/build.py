@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scanloom.core import OUTCOMES, Reason, ScanError, Series, user_cache_folder
 from scanloom.core.process import core_count
+from scanloom.io.dicom.header.elements import EncodedElements
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index import parts as reading
 from scanloom.io.index.claims import MERGE, Claims
@@ -135,17 +136,13 @@ class Index:
 
     def files(self) -> Iterator[IndexedFile]:
         """Yield all files in the order in which they were listed."""
-        pieces = self.series.pieces(self.store)
-        with_pieces, of_groups = next(pieces, (-1, {}))
-        for number, part in self._parts():
-            series = dict(enumerate(part.series()))
-            if number == with_pieces:
-                series |= of_groups
-                with_pieces, of_groups = next(pieces, (-1, {}))
-            rows = zip(part.entries(), *part.lists("reason", "group"), strict=True)
-            for entry, reason, group in rows:
-                belongs = group >= 0 and not (reason and series[group].slices)
-                yield IndexedFile(entry, reason, series[group] if belongs else None)
+        for part, reasons, owners in self._owned():
+            yield from map(IndexedFile, part.entries(), reasons, owners)
+
+    def identities(self) -> Iterator[tuple[str, EncodedElements | None, str, IndexedSeries | None]]:
+        """Yield path, header, reason and series of each file, in the order of `files`."""
+        for part, reasons, owners in self._owned():
+            yield from zip(part.paths(), part.headers(), reasons, owners, strict=True)
 
     def infos(self) -> Iterator[FileInfo]:
         """Yield the result of inspecting each file, in the order of `files`."""
@@ -167,6 +164,22 @@ class Index:
             for row, group, entry, info in stored.files_of(groups):
                 if not (reasons[row] and groups[group].slices):
                     yield entry, info, groups[group]
+
+    def _owned(self) -> Iterator[tuple[StoredPart, list[str], list[IndexedSeries | None]]]:
+        """Yield each part with the reason of each file, and the series that it belongs to."""
+        pieces = self.series.pieces(self.store)
+        with_pieces, of_groups = next(pieces, (-1, {}))
+        for number, part in self._parts():
+            series = dict(enumerate(part.series()))
+            if number == with_pieces:
+                series |= of_groups
+                with_pieces, of_groups = next(pieces, (-1, {}))
+            reasons, groups = part.lists("reason", "group")
+            owners = [
+                series[group] if group >= 0 and not (reason and series[group].slices) else None
+                for reason, group in zip(reasons, groups, strict=True)
+            ]
+            yield part, reasons, owners
 
     def _parts(self) -> Iterator[tuple[int, StoredPart]]:
         for number, (name, _) in enumerate(self.catalogue.parts):

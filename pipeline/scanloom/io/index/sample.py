@@ -166,6 +166,8 @@ class FolderSample(FileWalk):
             sizes.append(len(stratum))
             numbers += [number] * count
         self._sizes, self._strata = np.array(sizes), np.array(numbers)
+        shares = {unit.kind: _share(unit.kind, self.units, frame) for unit in self.units}
+        self._shares = np.array([shares[unit.kind] for unit in self.units])
         sample = frozenset(self.units)
         self.missed = max(_largest_share(frame, kind, sample) for kind in ("folder", "file"))
 
@@ -346,7 +348,9 @@ class FolderSample(FileWalk):
         -----
         The total and variance of a stratified sample are those of W. G. Cochran, Sampling
         Techniques (1977), sections 5.3 and 5.4, with the degrees of freedom of 5.4 (Satterthwaite).
-        The interval is symmetric on a logarithmic scale, since amounts of folders are skewed.
+        The interval is symmetric on a logarithmic scale, since amounts of folders are skewed. It is
+        widened to the total that follows from the share of the sample in the entries of all: the
+        variance does not tell of large folders outside the sample.
         """
         from scipy import stats
 
@@ -358,13 +362,23 @@ class FolderSample(FileWalk):
         left = self._sizes * (self._sizes - counts)  # none in a stratum of which all is taken
         parts = left * squares / np.maximum(counts - 1, 1) / counts
         variance = float(parts.sum())
-        sampled = float(amounts.sum())
-        if not variance:
-            return Estimate(sampled, total, total, total)
-        freedom = max(variance**2 / float((parts**2).sum()), _LEAST_DF)
-        quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom))
-        factor = math.exp(min(quantile * math.sqrt(variance) / total, 700.0))
-        return Estimate(sampled, total, max(total / factor, sampled), total * factor)
+        sampled, by_entries = float(amounts.sum()), float((amounts / self._shares).sum())
+        factor = 1.0
+        if variance:
+            freedom = max(variance**2 / float((parts**2).sum()), _LEAST_DF)
+            quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom))
+            factor = math.exp(min(quantile * math.sqrt(variance) / total, 700.0))
+        low, high = min(total / factor, by_entries), max(total * factor, by_entries)
+        return Estimate(sampled, total, max(low, sampled), high)
+
+
+def _share(kind: str, sample: Sequence[Unit], frame: Sequence[Unit]) -> float:
+    """Return the share of a sample in the entries or bytes of all units of a kind.
+
+    It is that in their number if the size of one is unknown.
+    """
+    sizes, of_all = ([unit.size for unit in each if unit.kind == kind] for each in (sample, frame))
+    return sum(sizes) / sum(of_all) if min(of_all) > 0 else len(sizes) / len(of_all)
 
 
 def _largest_share(frame: Sequence[Unit], kind: str, sample: Set[Unit]) -> float:

@@ -329,6 +329,10 @@ class StoredPart:
         """Return the inspection result of each file."""
         return _infos(self.lists(*_INFO_COLUMNS))
 
+    def headers(self) -> list[EncodedElements | None]:
+        """Return the elements of each file; None for one that has none."""
+        return _headers(*self.lists("common", "own"))
+
     def files_of(self, groups: Collection[int]) -> Iterator[tuple[int, int, FileEntry, FileInfo]]:
         """Yield the row and group of the files of some groups, their states and inspections."""
         import pyarrow as pa
@@ -819,12 +823,15 @@ def _entries(columns: Sequence[Sequence[Any]]) -> list[FileEntry]:
 
 def _infos(columns: Sequence[Sequence[Any]]) -> list[FileInfo]:
     *texts, shared, own = columns
+    return [FileInfo(*row) for row in zip(*texts, _headers(shared, own), strict=True)]
+
+
+def _headers(shared: Sequence[bytes], own: Sequence[bytes]) -> list[EncodedElements | None]:
     interned: dict[bytes, bytes] = {}
-    elements = (
+    return [
         EncodedElements(interned.setdefault(common, common), per_file) if per_file else None
         for common, per_file in zip(shared, own, strict=True)
-    )
-    return [FileInfo(*row) for row in zip(*texts, elements, strict=True)]
+    ]
 
 
 _OWN = (*_TEXTS, *_PATHS, *_NUMBERS, "slices", "files", "pieces")

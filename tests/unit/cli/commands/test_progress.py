@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def test_a_line_of_a_run_counts_only_what_it_works_on() -> None:
         "running: 2 of 9 cases; 1 without result; 10 min left; "
         "abcdefgh…, tiny: 4 of 9 windows, network 2 of 3, 61 s left of it; 1 more in progress"
     )
+    assert status_line(replace(now, progress={})).endswith("left; 2 in progress")
     assert status_line(Status("run", "indexing")) == ""
 
 

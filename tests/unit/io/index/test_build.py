@@ -171,6 +171,10 @@ def test_the_files_of_some_series_are_those_of_a_walk(
     monkeypatch.setattr(parts, "PART_FILES", 4)
     index = build_index([messy[0]], KEY, processes=1)
     assert any(one.pieces for one in index.series)
+    assert list(index.identities()) == [
+        (file.entry.path, info.packed, file.reason, file.series)
+        for file, info in zip(index.files(), index.infos(), strict=True)
+    ]
     by_id = dict[str, list[Any]]()
     for file, info in zip(index.files(), index.infos(), strict=True):
         if file.series is not None:

@@ -164,12 +164,13 @@ def test_only_the_sample_is_opened_and_once(tmp_path: Path) -> None:
     assert (estimate.sampled, estimate.total) == (60, 240)
 
 
-def test_a_large_folder_outside_the_sample_is_told(tmp_path: Path) -> None:
-    """100 folders of 3 entries, and one of 300: half of all is in it."""
+@pytest.mark.parametrize("files", [300, 2700])
+def test_a_large_folder_outside_the_sample_is_told(tmp_path: Path, files: int) -> None:
+    """100 folders of 3 entries, and one of more: half, or nine tenths, of all are in it."""
     root = tmp_path / "in"
     for n in range(101):
         (root / f"{n:03d}").mkdir(parents=True)
-        for k in range(300 if n == 50 else 3):
+        for k in range(files if n == 50 else 3):
             (root / f"{n:03d}" / f"{k}.txt").touch()
 
     samples = [FolderSample([root], 0.25, KEY, seed=seed) for seed in range(20)]
@@ -177,7 +178,10 @@ def test_a_large_folder_outside_the_sample_is_told(tmp_path: Path) -> None:
     large = str(root / "050")
     for sample in samples:
         is_drawn = large in {unit.path for unit in sample.units}
-        assert sample.missed == (0.005 if is_drawn else 0.5)
+        assert sample.missed == (3 if is_drawn else files) / (300 + files)
+        estimate = sample.total([len(list(Path(unit.path).iterdir())) for unit in sample.units])
+        assert estimate.low <= 300 + files <= estimate.high
+        assert is_drawn or (estimate.total, estimate.high) == (303, 300 + files)
 
 
 def test_what_can_not_be_sampled_is_refused_with_what_would_do(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Runs of one output folder agree on the recipe of its results."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.engine.monitor import StatusWriter
+from scanloom.engine.run_files import RUNS, check_other_runs, create_run_folder
+from scanloom.engine.workflow.schema import Workflow
+from support.listeners import wait_for
+
+Shard = tuple[int, int] | None
+
+
+class Out:
+    """An output folder with runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.workflow = folder, Workflow(name="test", models=["ct_tissue"])
+        self.runs = 0
+
+    def begin(self, recipe: str, shard: Shard = None) -> StatusWriter:
+        """Begin a run as `run` does; the order of the runs is that of their names."""
+        created = create_run_folder(self.folder, self.workflow, [], recipe, shard)
+        self.runs += 1
+        folder = self.folder / RUNS / f"{self.runs}-{created}"
+        (self.folder / RUNS / created).rename(folder)
+        return StatusWriter(folder.name, folder, period=0.005)
+
+    def end(self, recipe: str, shard: Shard, state: str = "done") -> None:
+        self.begin(recipe, shard).close(state)
+
+    def refused(self, recipe: str, shard: Shard = None) -> str:
+        """Return why a run is refused; empty if it isn't."""
+        with suppress(ScanError):
+            check_other_runs(self.folder, recipe, shard)
+            return ""
+        with pytest.raises(ScanError, match="STALE") as caught:
+            check_other_runs(self.folder, recipe, shard)
+        return caught.value.detail
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Out:
+    return Out(tmp_path / "out")
+
+
+@pytest.mark.parametrize("shard", [None, (1, 2)])
+def test_a_run_at_work_forbids_another_recipe(out: Out, shard: Shard) -> None:
+    with closing(out.begin("a", shard)) as status:
+        wait_for(lambda: next(out.folder.glob("runs/*/status.json"), None))
+        assert "indexing" in out.refused("b")
+        assert "indexing" in out.refused("b", (2, 2))
+        assert not out.refused("a", (2, 2))
+        status.close("stopped")
+    assert not out.refused("b")
+
+
+def test_shards_that_left_work_forbid_another_recipe(out: Out) -> None:
+    out.end("a", (1, 2), "stopped")
+    assert "shard 1 of 2" in out.refused("b", (2, 2))
+    assert not out.refused("b", (1, 2))  # its own results, which it calls STALE
+    assert not out.refused("b", (2, 3))
+
+    out.end("a", (1, 2))
+    assert "shard 1 of 2" in out.refused("b", (2, 2))  # the second one has yet to come
+    out.end("a", (2, 2))
+    assert not out.refused("b", (2, 2))
+
+
+def test_once_all_shards_have_ended_all_may_have_another_recipe(out: Out) -> None:
+    for number in (1, 2, 3):
+        out.end("a", (number, 3))
+    out.end("b", (1, 3))
+
+    assert not out.refused("b", (2, 3))
+    assert "shard 1 of 3" in out.refused("a", (2, 3))
+    (out.folder / RUNS / "4").mkdir()  # of a run that died before it wrote anything
+    assert not out.refused("b", (3, 3))
