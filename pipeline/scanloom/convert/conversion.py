@@ -56,6 +56,12 @@ SILENCE_S: Final = 300.0
 TOTAL_S: Final = 3600.0
 MEMORY_BYTES: Final = 2 << 30
 """Memory of a conversion beside that of the weights; torch takes 0.3 GB of it."""
+IMPORTED_ONCE: Final = (
+    *("torch", "safetensors.torch"),
+    *("scanloom.convert.meshnet", "scanloom.convert.monai.bundle", "scanloom.convert.nnunet"),
+    *("scanloom.convert.onnx_model", "scanloom.convert.totalsegmentator"),
+)
+"""What the server of child processes imports: else each of them spends 0.3 s on it."""
 COPIES: Final = 6
 """Memory of a conversion in sizes of its largest file: the file, its tensors, their clones, the
 safetensors, and the optimiser's two states."""
@@ -272,7 +278,7 @@ def convert_model(source: Path, options: Mapping[str, str], out: Path) -> None:
     memory = MEMORY_BYTES + COPIES * min(max(sizes, default=0), MAX_WEIGHTS)
     limits = SandboxLimits(memory, SILENCE_S, TOTAL_S)
     try:
-        run_sandboxed(convert_job, source, dict(options), out, limits=limits, modules=("torch",))
+        run_sandboxed(convert_job, source, dict(options), out, limits=limits, modules=IMPORTED_ONCE)
     except ScanError as exc:
         ours = {
             Reason.TOO_LARGE: (Reason.MODEL_UNSAFE, "to read it takes more memory than a model"),

@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import save
 
 from scanloom.cards.card_file import card_digest, read_card
-from scanloom.convert.conversion import convert_model, load_card
+from scanloom.convert.conversion import IMPORTED_ONCE, convert_model, load_card
 from scanloom.convert.provenance import file_digest
-from scanloom.convert.readers import read_model
+from scanloom.convert.readers import read_model, readers
 from scanloom.convert.store import find_model
 from scanloom.core import ScanError, user_cache_folder
 from support.bundles import saved, spleen_config, spleen_metadata, write_bundle
@@ -50,6 +50,10 @@ def test_a_model_is_converted_once(cache: Path, tmp_path: Path) -> None:
     read = read_model(folder)
     assert replace(first, weights=read.weights) == read
     assert first.weights.published == read.weights.sha256
+
+
+def test_no_conversion_has_to_import_a_reader() -> None:
+    assert {reader.read.__module__ for reader in readers()} <= set(IMPORTED_ONCE)
 
 
 @pytest.mark.parametrize("change", ["weights", "metadata", "licence", "same size and time"])

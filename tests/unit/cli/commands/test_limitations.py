@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scanloom.cli.commands.segment import limitation_lines
+from support.bundles import transform
 from support.commands import scanloom, write_tiny_bundle
 from support.review_phantoms import trunk
 
@@ -53,6 +54,9 @@ def test_a_head_for_which_a_model_was_not_made_is_flagged_in_all_tables(
     limitation = {"text": "Not trained on such scans.", "where": where}
     metadata.setdefault("scanloom", {})["limitations"] = [limitation]
     path.write_text(json.dumps(metadata))
+    config = json.loads((path := path.with_name("inference.json")).read_text())
+    transform(config, "Spacingd")["pixdim"] = [6.0, 6.0, 6.0]  # 8 windows instead of 567
+    path.write_text(json.dumps(config))
     scan, out = tmp_path / "head.nii.gz", tmp_path / "out"
     save(scan, np.asarray(trunk(skull=skull).array))
 
