@@ -104,9 +104,13 @@ def run_case(
                 placement_of(predictors),
                 case.relations,
             )
-        audit = AuditTrail(target.out, target.key) if target.key else None
-        name, fingerprint = case.folder_name, target.fingerprint
-        with CaseFolder(target.out, name, fingerprint, audit=audit) as draft:
+        name, staged = case.folder_name, case.staged
+        if staged is not None:  # it is recorded when it is confirmed
+            folder = CaseFolder(target.out, name, target=staged)
+        else:
+            audit = AuditTrail(target.out, target.key) if target.key else None
+            folder = CaseFolder(target.out, name, target.fingerprint, audit=audit)
+        with folder as draft:
             record = write(segmented, draft.path, estimate, target.left_out)
             published = draft.publish(replace=target.replace, source=source)
         updated = prepared.state is ResultState.CHANGED
