@@ -29,7 +29,7 @@ from scanloom.io.index import parts
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.output import crosswalk
 from scanloom.io.output.audit import read_trail
-from scanloom.io.output.case_folder import staged_folders
+from scanloom.io.output.case_folder import staged_folder, staged_results
 from scanloom.io.output.layout import published_cases
 from support import engine_models as em
 from support.commands import scanloom
@@ -168,7 +168,7 @@ def test_the_output_is_that_of_a_run_that_indexes_first(
     removed = []
     remove = early_cases.remove_staged
     monkeypatch.setattr(
-        early_cases, "remove_staged", lambda *told: (removed.append(told[0]), remove(*told))
+        early_cases, "remove_staged", lambda *told: (removed.append(told[1]), remove(*told))
     )
     Pace(monkeypatch)
 
@@ -206,7 +206,7 @@ def test_the_first_case_ends_before_the_last_part_is_read(
     def note(status_writer: StatusWriter, case: str) -> None:
         set_aside(status_writer, case)
         lines.append(status_line(status_writer.now()))
-        assert [name for name, _ in staged_folders(runs.out)] == [case]
+        assert case in {staged for staged, _ in staged_results(runs.out)}
         ended.set()
 
     def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
@@ -269,7 +269,7 @@ def halved(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
     failed = run_until_index_fails(runs, monkeypatch)
     assert failed.code == 74, failed.err
     assert failed.document["error"]["code"] == "DISK_FULL"
-    assert len(list(staged_folders(runs.out))) == 2
+    assert len(list(staged_results(runs.out))) == 2
     return runs
 
 
@@ -282,7 +282,7 @@ def test_the_next_run_takes_the_results_that_hold(halved: Runs) -> None:
     assert [status[name] for name in ("before", "recalled", "done", "remade")] == [1, 1, 1, 0]
     assert (status["work"], status["worked"]) == (2, 2)
     assert halved.started == {WHOLE: 1, GOES_ON: 2}
-    assert not list(staged_folders(halved.out))
+    assert not list(staged_results(halved.out))
     assert len(halved.rows("measurements")) == len(halved.cases()) == 2
     assert trail(halved) == dict.fromkeys(halved.cases(), 1)
     assert scanloom("verify", halved.out).code == 0
@@ -292,10 +292,10 @@ def test_the_next_run_takes_the_results_that_hold(halved: Runs) -> None:
 @pytest.mark.parametrize("change", ["another option", "a damaged result", "a changed scan"])
 def test_no_run_takes_results_that_it_would_not_make(halved: Runs, change: str) -> None:
     if change == "another option":
-        halved.write("modality: CT, choose: all", "outputs: {also: [split]}\n")
+        halved.write("modality: CT, choose: all", "outputs: {also: [masks]}\n")
     elif change == "a damaged result":
-        for _, folder in staged_folders(halved.out):
-            (folder / "segments.json").write_text("{}")
+        for _, name in staged_results(halved.out):
+            (staged_folder(halved.out, name) / "segments.json").write_text("{}")
     else:
         draw(halved.archive / "1", WHOLE + 1, name=str(WHOLE))
 
@@ -304,7 +304,7 @@ def test_no_run_takes_results_that_it_would_not_make(halved: Runs, change: str) 
     assert done.code == 0, done.err
     assert done.document["status"]["done"] == 2
     assert halved.started.total() == 4
-    assert not list(staged_folders(halved.out))
+    assert not list(staged_results(halved.out))
     assert trail(halved) == dict.fromkeys(halved.cases(), 1)
     assert scanloom("verify", halved.out).code == 0
 
@@ -333,13 +333,13 @@ def test_a_shard_leaves_the_results_of_another_one(
     runs.write("modality: CT, choose: all")
     in_small_parts(monkeypatch)
     assert run_until_index_fails(runs, monkeypatch, "--shard", "1/2").code == 74
-    begun = {case for case, _ in staged_folders(runs.out)}
+    begun = {case for case, _ in staged_results(runs.out)}
     assert len(begun) >= 2
 
     ended = runs("--shard", "2/2")
 
     assert ended.code == 0, ended.err
-    assert {case for case, _ in staged_folders(runs.out)} == begun
+    assert {case for case, _ in staged_results(runs.out)} == begun
     others = set(runs.cases())
     assert not others & begun
     assert {row["case"] for row in runs.rows("measurements")} == others
@@ -348,7 +348,7 @@ def test_a_shard_leaves_the_results_of_another_one(
 
     assert runs("--shard", "1/2").code == 0
 
-    assert not list(staged_folders(runs.out))
+    assert not list(staged_results(runs.out))
     assert {row["case"] for row in runs.rows("measurements")} == set(runs.cases())
     assert {row["outcome"] for row in runs.rows("manifest")} == {"used"}
     assert len(runs.cases()) == 9
@@ -394,7 +394,7 @@ def test_killed_runs_leave_what_an_undisturbed_one_does(
             process.wait(chance.uniform(0.5, 12.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        staged += any(staged_folders(small.out))
+        staged += any(staged_results(small.out))
 
     ended = small()
 
@@ -403,7 +403,7 @@ def test_killed_runs_leave_what_an_undisturbed_one_does(
     assert content(small.out) == files
     assert sources(small.out) == origins
     assert scanloom("verify", small.out).code == 0
-    assert not any(staged_folders(small.out))
+    assert not any(staged_results(small.out))
 
 
 @pytest.mark.slow

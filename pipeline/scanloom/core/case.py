@@ -93,8 +93,8 @@ class Case:
         Options with which its networks run.
     flags : tuple of Flag
         Caveats that are known before it is read.
-    staged : Path or None
-        Where its result waits until an index confirms it; None to publish it.
+    staged : str
+        Name in `OUT/.work` of its result until an index confirms it; empty to publish it.
     """
 
     id: str
@@ -110,7 +110,7 @@ class Case:
     relations: Relations = NO_RELATIONS
     compute: ComputeOptions = field(default_factory=ComputeOptions)
     flags: tuple[Flag, ...] = ()
-    staged: Path | None = None
+    staged: str = ""
 
     @property
     def folder_name(self) -> str:

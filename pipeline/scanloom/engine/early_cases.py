@@ -38,7 +38,8 @@ from scanloom.io.output.case_folder import (
     CaseFolder,
     remove_staged,
     staged_folder,
-    staged_folders,
+    staged_name,
+    staged_results,
 )
 from scanloom.io.output.ledger import list_folders
 from scanloom.io.output.parquet_file import read_errors
@@ -182,7 +183,7 @@ class EarlyCases(Iterator[Case | None]):
         case = self._ready.popleft() if self._ready else self._find()
         if case is None:
             return None
-        self._case_file.append(replace(case, staged=self._outcomes.folder(case)))
+        self._case_file.append(replace(case, staged=self._outcomes.name(case)))
         return next(self._case_file)
 
     def _find(self, wait_s: float = 0.0) -> Case | None:
@@ -236,7 +237,7 @@ class EarlyCases(Iterator[Case | None]):
 class EarlyOutcomes:
     """Outcomes of cases that began early, until the whole index confirms them.
 
-    In memory are the outcomes of this run without their measurements, some KiB each. Of runs that
+    In memory are the outcomes of this run without their measurements, 1.2 KiB each. Of runs that
     were killed, only staged results remain, and no failures.
 
     Parameters
@@ -248,26 +249,26 @@ class EarlyOutcomes:
     def __init__(self, key: bytes, out: Path, scope: Scope) -> None:
         self._key, self._out, self._scope = key, out, scope
         self._ended = {
-            folder.name: _found(case) for case, folder in staged_folders(out) if scope.holds(case)
+            name: _found(case) for case, name in staged_results(out) if scope.holds(case)
         }
-        """By the name of the folder that the result has, or would have."""
+        """By the name that the result has, or would have."""
 
     def cases(self) -> list[str]:
         """Return the ids of all cases that have an outcome."""
         return [outcome.record.id for outcome in self._ended.values() if outcome.record]
 
-    def folder(self, case: Case) -> Path:
-        """Return where the result of a case waits: its name is a digest of all that a worker gets.
+    def name(self, case: Case) -> str:
+        """Return the name of the result of a case, by a digest of all that a worker gets of it.
 
         So a case of the whole index that is in any way another one does not find it.
         """
-        line = Message(replace(case, staged=None)).json
+        line = Message(replace(case, staged="")).json
         digest = hashlib.blake2b(line, key=self._key, digest_size=16).hexdigest()
-        return staged_folder(self._out, case.id, digest)
+        return staged_name(case.id, digest)
 
-    def note(self, folder: Path, record: CaseRecord, outcome: CaseOutcome) -> None:
-        """Note the outcome of a case, with its record, by the folder of its result."""
-        self._ended[folder.name] = replace(outcome, record=replace(record, measurements=()))
+    def note(self, case: Case, record: CaseRecord, outcome: CaseOutcome) -> None:
+        """Note the outcome of a case that began early, with its record."""
+        self._ended[case.staged] = replace(outcome, record=replace(record, measurements=()))
 
     def confirm(self, case: Case) -> CaseOutcome | None:
         """Return the outcome of a case of the whole index, and publish its result.
@@ -277,10 +278,11 @@ class EarlyOutcomes:
         """
         if not self._ended:
             return None
-        folder = self.folder(case)
-        outcome = self._ended.pop(folder.name, None)
+        name = self.name(case)
+        outcome = self._ended.pop(name, None)
         if outcome is None or outcome.record is None or outcome.record.reason is not None:
             return outcome
+        folder = staged_folder(self._out, name)
         audit, fingerprint = AuditTrail(self._out, self._key), key_fingerprint(self._key)
         with suppress(ScanError, OSError, ValueError):  # its worker tells why
             check_files(folder)
@@ -293,9 +295,9 @@ class EarlyOutcomes:
 
     def remove(self) -> None:
         """Remove the results that were not confirmed."""
-        for case, folder in staged_folders(self._out):
+        for case, name in staged_results(self._out):
             if self._scope.holds(case):
-                remove_staged(case, folder)
+                remove_staged(self._out, name)
 
 
 def _found(case: str) -> CaseOutcome:

@@ -484,11 +484,11 @@ class _Run(RunSteps):
         )
 
     def _on_early_outcome(self, case: Case, outcome: CaseOutcome) -> None:
-        if outcome.record is not None and case.staged is not None:
+        if outcome.record is not None:
             self.case_file.remove(case.id)
             self.timeline.note_end(outcome)
             check_run_goes_on(outcome.record)
-            self._early.note(case.staged, outcome.record, outcome)
+            self._early.note(case, outcome.record, outcome)
             self.status_writer.set_aside(case.id)
 
     def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:

@@ -42,7 +42,7 @@ from scanloom.inference.graph import GraphRun, Predictor, unite
 from scanloom.io.extras import rtstruct, sr
 from scanloom.io.output import file_names
 from scanloom.io.output.audit import AuditTrail
-from scanloom.io.output.case_folder import CaseContent, CaseFolder
+from scanloom.io.output.case_folder import CaseContent, CaseFolder, staged_folder
 from scanloom.io.output.crosswalk import SourceRecord
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.published import ResultState
@@ -104,9 +104,9 @@ def run_case(
                 placement_of(predictors),
                 case.relations,
             )
-        name, staged = case.folder_name, case.staged
-        if staged is not None:  # it is recorded when it is confirmed
-            folder = CaseFolder(target.out, name, target=staged)
+        name = case.folder_name
+        if case.staged:  # it is recorded when it is confirmed
+            folder = CaseFolder(target.out, name, target=staged_folder(target.out, case.staged))
         else:
             audit = AuditTrail(target.out, target.key) if target.key else None
             folder = CaseFolder(target.out, name, target.fingerprint, audit=audit)

@@ -215,22 +215,29 @@ class CaseFolder:
                 folder.rmdir()
 
 
-def staged_folder(out: Path, case: str, digest: str) -> Path:
-    """Return the folder in `.work` of the staged result of a case; `digest` is of all it is."""
-    return out / ".work" / f"{case}.{digest}.{STAGED}"
+def staged_name(case: str, digest: str) -> str:
+    """Return the name in `.work` of the staged result of a case with some digest."""
+    return f"{case}.{digest}.{STAGED}"
 
 
-def staged_folders(out: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the case id and the folder of each staged result."""
+def staged_folder(out: Path, name: str) -> Path:
+    """Return the folder of a staged result."""
+    return out / ".work" / name
+
+
+def staged_results(out: Path) -> Iterator[tuple[str, str]]:
+    """Yield the case id and the name of each staged result."""
     for folder in (out / ".work").glob(f"*.{STAGED}"):
-        yield folder.name.partition(".")[0], folder
+        yield folder.name.partition(".")[0], folder.name
 
 
-def remove_staged(case: str, folder: Path) -> None:
-    """Remove the staged result of a case at once."""
+def remove_staged(out: Path, name: str) -> None:
+    """Remove a staged result at once."""
+    folder = staged_folder(out, name)
+    removed = folder.with_name(str(WorkEntry.of_this_process(name.partition(".")[0])))
     with suppress(FileNotFoundError):
-        folder = folder.rename(folder.with_name(str(WorkEntry.of_this_process(case))))
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def _provenance(folder: Path) -> ResultProvenance | None:

@@ -22,7 +22,8 @@ from scanloom.io.output.case_folder import (
     CaseFolder,
     remove_staged,
     staged_folder,
-    staged_folders,
+    staged_name,
+    staged_results,
 )
 from scanloom.io.output.growing_table import read_lines
 from scanloom.io.output.json_file import write_document
@@ -73,7 +74,7 @@ def files(out: Path) -> set[str]:
 def test_a_staged_result_is_recorded_when_it_is_published(tmp_path: Path) -> None:
     """Until then, OUT is as if it was not there; nobody removes it meanwhile."""
     trail = AuditTrail(tmp_path, bytes(32))
-    staged = staged_folder(tmp_path, CASE, "digest")
+    staged = staged_folder(tmp_path, staged_name(CASE, "digest"))
     with CaseFolder(tmp_path, CASE, target=staged) as folder:
         document = {"case": CASE, "recipe": "one", "source": {"hash": "s"}, "models": []}
         write_document(folder.path / "case.json", document)
@@ -83,7 +84,7 @@ def test_a_staged_result_is_recorded_when_it_is_published(tmp_path: Path) -> Non
     open_output(tmp_path, KEY)
     clean_up(tmp_path, time.time() + 1)
     assert [path.name for path in tmp_path.iterdir()] == [".work"]
-    assert list(staged_folders(tmp_path)) == [(CASE, staged)]
+    assert list(staged_results(tmp_path)) == [(CASE, staged.name)]
     inode = staged.stat().st_ino
 
     with CaseFolder(tmp_path, CASE, KEY, audit=trail, staged=staged) as folder:
@@ -103,20 +104,20 @@ def test_a_staged_result_that_is_removed_never_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even of a process that was killed before it was deleted."""
-    staged = staged_folder(tmp_path, CASE, "digest")
+    staged = staged_folder(tmp_path, staged_name(CASE, "digest"))
     with CaseFolder(tmp_path, CASE, target=staged) as folder:
         folder.publish()
     monkeypatch.setattr(WorkEntry, "is_abandoned", lambda *_: True)
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        remove_staged(CASE, staged)
-    assert not list(staged_folders(tmp_path))
+        remove_staged(tmp_path, staged.name)
+    assert not list(staged_results(tmp_path))
     assert len(list((tmp_path / ".work").iterdir())) == 1
     open_output(tmp_path, KEY)
 
     assert not list((tmp_path / ".work").iterdir())
-    remove_staged(CASE, staged)  # there is none
+    remove_staged(tmp_path, staged.name)  # there is none
 
 
 @both_layouts
