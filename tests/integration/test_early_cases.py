@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -353,57 +348,6 @@ def test_a_shard_leaves_the_results_of_another_one(
     assert {row["outcome"] for row in runs.rows("manifest")} == {"used"}
     assert len(runs.cases()) == 9
     assert set(runs.started.values()) == {1}
-
-
-KILLED = """
-import os, sys, time
-from scanloom.engine import early_cases, run
-from scanloom.io.index import parts
-from scanloom.cli.main import main
-from support import engine_models
-parts.PART_FILES = early_cases.ENOUGH_CASES = 1
-build = run.build_index
-def slowly(*arguments, on_part, **more):
-    def add(part, files):
-        on_part(part, files)
-        time.sleep(0.2)
-    return build(*arguments, on_part=add, **more)
-run.build_index = slowly
-run.load_models = engine_models.formula_models
-print("imported", flush=True)
-main()
-"""
-
-
-@pytest.mark.slow
-def test_killed_runs_leave_what_an_undisturbed_one_does(
-    small: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, files, _, origins = index_first(small, monkeypatch)
-    command = [sys.executable, "-c", KILLED, "run", str(small.workflow), str(small.archive)]
-    command += ["--out", str(small.out), "--cluster", "none", "-q"]
-    chance, staged = random.Random(42), 0
-    for _ in range(10):
-        shutil.rmtree(small.out / "private" / "index", ignore_errors=True)  # all of it is slow
-        process = subprocess.Popen(
-            command, env=small.environment, stdout=subprocess.PIPE, start_new_session=True
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(chance.uniform(0.5, 12.0))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        staged += any(staged_results(small.out))
-
-    ended = small()
-
-    assert ended.code == 1, ended.err
-    assert staged
-    assert content(small.out) == files
-    assert sources(small.out) == origins
-    assert scanloom("verify", small.out).code == 0
-    assert not any(staged_results(small.out))
 
 
 @pytest.mark.slow
