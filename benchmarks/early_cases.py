@@ -11,6 +11,7 @@ Memory is the peak resident set of the run's own process, and of the largest tha
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import signal
 import subprocess
@@ -57,6 +58,14 @@ def peak_mib(pid: int) -> int:
     )
 
 
+def count_ended(out: Path) -> int:
+    """Return the number of cases of a run that have ended."""
+    for path in out.glob("runs/*/status.json"):
+        status = json.loads(path.read_text())
+        return int(status["early"] + status["worked"])
+    return 0
+
+
 def measure(base: Path, archive: Path, first: str) -> list[Any]:
     """Return when the first case ended and the index was complete, s, cases by then, and memory."""
     sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
@@ -79,16 +88,16 @@ def measure(base: Path, archive: Path, first: str) -> list[Any]:
     process = subprocess.Popen(command, env=environment)
     while process.poll() is None and not (ended and indexed):
         time.sleep(POLL_S)
-        passed, logs = time.monotonic() - began, list(out.glob("runs/*/log.jsonl"))
+        passed = time.monotonic() - began
         if passed - looked > 1:
             looked = passed
             for pid in tree(process.pid):
                 peaks[pid] = max(peaks.get(pid, 0), peak_mib(pid))
-        if ended is None and logs:
+        if ended is None and count_ended(out):
             ended = passed
         if indexed is None and (out / "private" / "index.parquet").exists():
             indexed = passed
-            by_then = len(logs[0].read_text().splitlines()) if logs else 0
+            by_then = count_ended(out)
     process.send_signal(signal.SIGINT)
     process.wait()
     own = peaks.pop(process.pid, 0)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +16,16 @@ import pytest
 from scanloom.cli.commands.run import status_line
 from scanloom.engine import early_cases
 from scanloom.engine import run as running
-from scanloom.engine.early_cases import EarlyCases, may_begin_early
+from scanloom.engine.early_cases import EarlyOutcomes, may_begin_early
 from scanloom.engine.monitor import StatusWriter
 from scanloom.engine.workflow.schema import make_workflow
-from scanloom.engine.workflow.selection import Scope
 from scanloom.inference.engines.selection import LEAST_WINDOWS
 from scanloom.io.index import parts
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.output import crosswalk
-from scanloom.io.output.early_list import (
-    EARLY,
-    EarlyCase,
-    add_early,
-    early_lists,
-    keep_early,
-    read_early,
-)
-from scanloom.io.output.layout import provisional_cases
+from scanloom.io.output.audit import read_trail
+from scanloom.io.output.case_folder import staged_folder, staged_results
+from scanloom.io.output.layout import published_cases
 from support import engine_models as em
 from support.commands import scanloom
 from support.early_pace import Pace
@@ -141,6 +130,12 @@ def sources(out: Path) -> list[str]:
     return sorted(map(str, rows))
 
 
+def trail(runs: Runs) -> Counter[str]:
+    """Return how often the audit trail tells of each case, which checks each of its lines."""
+    key = Path(runs.environment["SCANLOOM_KEY"]).read_bytes()
+    return Counter(line["case"] for line in read_trail(runs.out, key))
+
+
 def index_first(runs: Runs, patch: pytest.MonkeyPatch) -> tuple[Any, dict[str, bytes], Any, Any]:
     """Run in another output folder that is indexed first; return all that can be compared."""
     out, runs.out = runs.out, runs.folder / "first"
@@ -165,10 +160,10 @@ def test_the_output_is_that_of_a_run_that_indexes_first(
 ) -> None:
     code, files, counted, origins = index_first(small, monkeypatch)
     (small.notes / "starts").unlink()
-    withdrawn = []
-    remove = early_cases.withdraw
+    removed = []
+    remove = early_cases.remove_staged
     monkeypatch.setattr(
-        early_cases, "withdraw", lambda *told: (withdrawn.append(told[1]), remove(*told))
+        early_cases, "remove_staged", lambda *told: (removed.append(told[1]), remove(*told))
     )
     Pace(monkeypatch)
 
@@ -179,9 +174,10 @@ def test_the_output_is_that_of_a_run_that_indexes_first(
     assert accounts(small) == counted
     assert sources(small.out) == origins
     assert set(small.started) == BEGIN_EARLY | {ELSEWHERE, WHOLE + 500}
-    assert len(withdrawn) == len({GOES_ON, BESIDE, DOUBTED, SEVERAL, TWICE})
+    assert len(removed) == len({GOES_ON, BESIDE, DOUBTED, SEVERAL, TWICE})
     assert small.started[TWICE] == small.started[GOES_ON] == 2
-    assert not early_lists(small.out)
+    assert not list((small.out / ".work").iterdir())
+    assert trail(small) == dict.fromkeys(small.cases(), 1)
     assert scanloom("verify", small.out).code == 0
 
     begun = small.started
@@ -199,13 +195,13 @@ def test_the_first_case_ends_before_the_last_part_is_read(
     draw(runs.archive / "2", GOES_ON)
     runs.write("modality: CT, choose: all")
     in_small_parts(monkeypatch)
-    ended, named = threading.Event(), []
-    finish, lines = StatusWriter.finish, []
+    ended, lines = threading.Event(), []
+    set_aside = StatusWriter.set_aside
 
-    def note(status_writer: StatusWriter, record: Any) -> None:
-        finish(status_writer, record)
+    def note(status_writer: StatusWriter, case: str) -> None:
+        set_aside(status_writer, case)
         lines.append(status_line(status_writer.now()))
-        named.append(crosswalk.find_sources(runs.out, [record.id]))
+        assert case in {staged for staged, _ in staged_results(runs.out)}
         ended.set()
 
     def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
@@ -218,7 +214,7 @@ def test_the_first_case_ends_before_the_last_part_is_read(
 
     setups = []
     setup = running.WorkerSetup
-    monkeypatch.setattr(StatusWriter, "finish", note)
+    monkeypatch.setattr(StatusWriter, "set_aside", note)
     monkeypatch.setattr(running, "build_index", build)
     monkeypatch.setattr(
         running, "WorkerSetup", lambda *a, **more: setups.append(a) or setup(*a, **more)
@@ -228,7 +224,6 @@ def test_the_first_case_ends_before_the_last_part_is_read(
 
     assert done.code == 0, done.err
     assert lines[0] == "indexing: 4 files so far; 1 case begun"
-    assert [source.path for source in named[0]] == [str(runs.archive / "1")]
     [(_, load)] = setups
     assert load.args[4] == 1  # of several cases, an engine would be measured
     assert len(runs.cases()) == 2
@@ -237,11 +232,11 @@ def test_the_first_case_ends_before_the_last_part_is_read(
 def run_until_index_fails(runs: Runs, patch: pytest.MonkeyPatch, *options: str) -> Any:
     """Run up to the last part of the index, on which it fails when the cases so far have ended."""
     ended = threading.Event()
-    note = EarlyCases.note
+    note = EarlyOutcomes.note
 
-    def noted(cases: EarlyCases, record: Any) -> None:
-        note(cases, record)
-        if len(list(cases.outcomes)) == 2:
+    def noted(outcomes: EarlyOutcomes, *of_case: Any) -> None:
+        note(outcomes, *of_case)
+        if len(outcomes.cases()) == 2:
             ended.set()
 
     def build(*arguments: Any, on_part: Any, **more: Any) -> Index:
@@ -254,7 +249,7 @@ def run_until_index_fails(runs: Runs, patch: pytest.MonkeyPatch, *options: str) 
         return build_index(*arguments, on_part=add, **more)
 
     with patch.context() as context:
-        context.setattr(EarlyCases, "note", noted)
+        context.setattr(EarlyOutcomes, "note", noted)
         context.setattr(running, "build_index", build)
         return runs(*options)
 
@@ -269,46 +264,58 @@ def halved(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
     failed = run_until_index_fails(runs, monkeypatch)
     assert failed.code == 74, failed.err
     assert failed.document["error"]["code"] == "DISK_FULL"
-    assert len(runs.cases()) == 2
+    assert len(list(staged_results(runs.out))) == 2
     return runs
 
 
 @pytest.mark.thorough
-def test_an_index_that_fails_ends_the_run_and_its_results_stay(halved: Runs) -> None:
-    """The next run withdraws what does not hold."""
+def test_the_next_run_takes_the_results_that_hold(halved: Runs) -> None:
     done = halved()
 
     assert done.code == 0, done.err
     status = done.document["status"]
-    assert (status["before"], status["done"], status["remade"]) == (1, 1, 0)
+    assert [status[name] for name in ("before", "recalled", "done", "remade")] == [1, 1, 1, 0]
+    assert (status["work"], status["worked"]) == (2, 2)
     assert halved.started == {WHOLE: 1, GOES_ON: 2}
-    assert not early_lists(halved.out)
+    assert not list(staged_results(halved.out))
     assert len(halved.rows("measurements")) == len(halved.cases()) == 2
+    assert trail(halved) == dict.fromkeys(halved.cases(), 1)
+    assert scanloom("verify", halved.out).code == 0
 
 
 @pytest.mark.thorough
-def test_results_of_a_killed_run_have_sources_and_are_provisional(halved: Runs) -> None:
-    out, cases = halved.out, set(halved.cases())
-    assert provisional_cases(out) == cases
+@pytest.mark.parametrize("change", ["another option", "a damaged result", "a changed scan"])
+def test_no_run_takes_results_that_it_would_not_make(halved: Runs, change: str) -> None:
+    if change == "another option":
+        halved.write("modality: CT, choose: all", "outputs: {also: [masks]}\n")
+    elif change == "a damaged result":
+        for _, name in staged_results(halved.out):
+            (staged_folder(halved.out, name) / "segments.json").write_text("{}")
+    else:
+        draw(halved.archive / "1", WHOLE + 1, name=str(WHOLE))
 
-    where = scanloom("where", *cases, "-o", out, "--json").document
-    assert {source["path"] for source in where["sources"]} == {
-        str(halved.archive / "1"),
-        str(halved.archive / "2"),
-    }
+    done = halved()
 
-    reported = scanloom("report", out)
-    assert "2 cases that began before the index of a run was complete" in reported.err
-    assert not halved.rows("measurements")
-    for command in (["export", out, out.parent / "copy"], ["dataset", out, "-o", out.parent / "d"]):
+    assert done.code == 0, done.err
+    assert done.document["status"]["done"] == 2
+    assert halved.started.total() == 4
+    assert not list(staged_results(halved.out))
+    assert trail(halved) == dict.fromkeys(halved.cases(), 1)
+    assert scanloom("verify", halved.out).code == 0
+
+
+@pytest.mark.thorough
+def test_results_of_a_killed_run_are_in_no_command(halved: Runs) -> None:
+    assert not published_cases(halved.out)
+    for command in (["export", halved.out, "copy"], ["dataset", halved.out, "-o", "data"]):
         ended = scanloom(*command)
         assert ended.code == 65
-        assert "2 cases that began before" in ended.err
-    assert not (out.parent / "copy").exists()
+        assert "there are no results in this output folder" in ended.err
+    assert "2 cases ended" in scanloom("status", halved.out).out
 
 
 @pytest.mark.thorough
-def test_a_shard_that_ends_leaves_out_what_another_one_may_withdraw(
+def test_a_shard_leaves_the_results_of_another_one(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = Path(runs.environment["SCANLOOM_KEY"])
@@ -321,75 +328,26 @@ def test_a_shard_that_ends_leaves_out_what_another_one_may_withdraw(
     runs.write("modality: CT, choose: all")
     in_small_parts(monkeypatch)
     assert run_until_index_fails(runs, monkeypatch, "--shard", "1/2").code == 74
-    begun = provisional_cases(runs.out)
+    begun = {case for case, _ in staged_results(runs.out)}
     assert len(begun) >= 2
 
     ended = runs("--shard", "2/2")
 
     assert ended.code == 0, ended.err
-    assert f"{len(begun)} cases that began before" in ended.err
-    others = set(runs.cases()) - begun
+    assert {case for case, _ in staged_results(runs.out)} == begun
+    others = set(runs.cases())
+    assert not others & begun
     assert {row["case"] for row in runs.rows("measurements")} == others
     used = {row["case"] for row in runs.rows("manifest") if row["outcome"] == "used"}
     assert used == others
 
     assert runs("--shard", "1/2").code == 0
 
-    assert not provisional_cases(runs.out)
+    assert not list(staged_results(runs.out))
     assert {row["case"] for row in runs.rows("measurements")} == set(runs.cases())
     assert {row["outcome"] for row in runs.rows("manifest")} == {"used"}
     assert len(runs.cases()) == 9
-
-
-KILLED = """
-import os, sys, time
-from scanloom.engine import early_cases, run
-from scanloom.io.index import parts
-from scanloom.cli.main import main
-from support import engine_models
-parts.PART_FILES = early_cases.ENOUGH_CASES = 1
-build = run.build_index
-def slowly(*arguments, on_part, **more):
-    def add(part, files):
-        on_part(part, files)
-        time.sleep(0.2)
-    return build(*arguments, on_part=add, **more)
-run.build_index = slowly
-run.load_models = engine_models.formula_models
-print("imported", flush=True)
-main()
-"""
-
-
-@pytest.mark.slow
-def test_killed_runs_leave_what_an_undisturbed_one_does(
-    small: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, files, _, origins = index_first(small, monkeypatch)
-    command = [sys.executable, "-c", KILLED, "run", str(small.workflow), str(small.archive)]
-    command += ["--out", str(small.out), "--cluster", "none", "-q"]
-    chance, listed = random.Random(42), 0
-    for _ in range(10):
-        shutil.rmtree(small.out / "private" / "index", ignore_errors=True)  # all of it is slow
-        process = subprocess.Popen(
-            command, env=small.environment, stdout=subprocess.PIPE, start_new_session=True
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(chance.uniform(0.5, 12.0))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        listed += bool(early_lists(small.out))
-
-    ended = small()
-
-    assert ended.code == 1, ended.err
-    assert listed
-    assert content(small.out) == files
-    assert sources(small.out) == origins
-    assert scanloom("verify", small.out).code == 0
-    assert not early_lists(small.out)
+    assert set(runs.started.values()) == {1}
 
 
 @pytest.mark.slow
@@ -424,45 +382,3 @@ def test_a_choice_among_the_series_of_a_study_waits_for_the_index(
 
 def test_a_choice_of_engines_has_enough_windows_early() -> None:
     assert early_cases.ENOUGH_CASES >= 2 * LEAST_WINDOWS
-
-
-def test_a_list_is_read_up_to_half_a_line(tmp_path: Path) -> None:
-    lines = [EarlyCase(name, name, "recipe", "stamp", "digest") for name in ("one", "two")]
-    path = tmp_path / EARLY
-    for line in lines:
-        add_early(path, line)
-    appended = path.read_bytes()
-    keep_early(path, lines)
-    assert path.read_bytes() == appended
-    with path.open("a") as file:
-        file.write('{"case": "thr')
-
-    assert list(read_early(path)) == lines
-    path.write_text(path.read_text().replace("digest", "digest\n", 1))
-    assert list(read_early(path)) == []
-
-    keep_early(path, [])
-    assert not path.exists()
-    assert list(read_early(path)) == []
-
-
-def test_the_list_of_another_shard_is_left_alone(tmp_path: Path) -> None:
-    """Its run may be appending a line: a list that is written anew would lack it."""
-    archive, out, key = tmp_path / "archive", tmp_path / "out", bytes(32)
-    for brightest in range(WHOLE, WHOLE + 8):
-        draw(archive / str(brightest), brightest)
-    index = build_index([archive], key, out)
-    shards, names = [Scope(shard=(k, 2)) for k in (1, 2)], [*index.series.ids()]
-    lists = []
-    for number, scope in enumerate(shards):
-        lists.append(out / "runs" / str(number) / EARLY)
-        lists[-1].parent.mkdir(parents=True)
-        lines = [EarlyCase(name, name, "", "", "") for name in names if scope.holds(name)]
-        keep_early(lists[-1], lines)
-    ours, theirs = lists
-    state = theirs.stat()
-
-    early_cases.compare_early(index, key, out, shards[0], (), "0")
-
-    assert not ours.exists()
-    assert theirs.stat() == state

@@ -27,16 +27,18 @@ EARLY = """
 1 mkdir */private/index/.*
 3 rename */index/lock.*
 2 rename */private/index/*.parquet
-2 open early.jsonl
-1 rename */out/cases/*
-1 open ledger.jsonl
-2 open */log.jsonl
+1 rename */.work/*.early
+2 rename */.work/*.early
 1 rename */index/merge.claim
 3 rename */index/sorted.*
 1 rename */private/index.parquet
-1 rename */out/.work/*.new
+2 rename */.work/*.new
+2 open ledger.jsonl
+2 rename */out/cases/*
+2 open */log.jsonl
 """
-"""Moments of runs whose cases begin while the archive is indexed, the last one at a withdrawal."""
+"""Moments of runs whose cases begin while the archive is indexed: from `private/index.parquet` on,
+their results are confirmed or removed."""
 AFTER_INDEX = """
 2 rename */index/*.claim
 1 open */cases.jsonl
@@ -60,7 +62,7 @@ THREE = """
 """
 DEATHS = (
     "1 rename */private/index/*.parquet",
-    "1 rename */early/cases/*",
+    "1 rename */early/.work/*.early",
     "2 open ledger.jsonl",
     "1 rename */manifest.parquet",
 )

@@ -335,16 +335,6 @@ def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
         say(f"scanloom: case {case} is damaged: {lists}. {remedy}", err=True)
 
 
-def warn_of_provisional(out: Path) -> int:
-    """Report provisional cases, which are left out, on stderr; return their number."""
-    from scanloom.io.output.early_list import count_early
-    from scanloom.io.output.layout import provisional_note
-
-    if count := count_early(out):
-        say(f"scanloom: {provisional_note(count)}.", err=True)
-    return count
-
-
 def warn_of_unexamined(reasons: Mapping[str, int]) -> None:
     """Report files that this machine could not look at, by counts of reason codes, on stderr."""
     from scanloom.core import Reason, counted

@@ -93,6 +93,8 @@ class Case:
         Options with which its networks run.
     flags : tuple of Flag
         Caveats that are known before it is read.
+    staged : str
+        Name in `OUT/.work` of its result until an index confirms it; empty to publish it.
     """
 
     id: str
@@ -108,6 +110,7 @@ class Case:
     relations: Relations = NO_RELATIONS
     compute: ComputeOptions = field(default_factory=ComputeOptions)
     flags: tuple[Flag, ...] = ()
+    staged: str = ""
 
     @property
     def folder_name(self) -> str:

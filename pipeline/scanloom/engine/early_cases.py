@@ -1,62 +1,51 @@
 """Cases that begin while the index of their archive still grows.
 
 The index is built in a thread. Of each part that is stored, the series that are probably whole are
-worked on meanwhile. When the index is complete, each of these is compared with the series that the
-whole archive gives: if they are not exactly equal, its result is withdrawn, so that the output
-folder is as if no case had begun before. A list on disk, written before a case begins, lets the
-next run do so for one that was killed.
+worked on meanwhile, and their results wait in `OUT/.work`. When the index is complete, the outcome
+of a case that is exactly one of the whole archive's becomes one of the run, as if it had ended just
+now; the results of others are removed. The folder of a result is named by a digest of its case, so
+that the next run finds it if this one is killed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
-from scanloom.core import DICOM, Case, CaseRecord, Reason, ScanError
-from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
+from scanloom.core import DICOM, Case, CaseRecord, ScanError
+from scanloom.engine.outcomes import NameSet, Outcome
 from scanloom.engine.prepare import Request, make_cases, with_files
-from scanloom.engine.results.run_cases import add_sources
 from scanloom.engine.worker.messages import CaseFile
+from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope, select
 from scanloom.io.identity import key_fingerprint
-from scanloom.io.index.build import (
-    Index,
-    OnPart,
-    PartName,
-    ids_of_part,
-    index_of_part,
-    source_from_index,
-)
+from scanloom.io.index.build import Index, OnPart, PartName, ids_of_part, index_of_part
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.output import crosswalk, failures
 from scanloom.io.output.audit import AuditTrail
-from scanloom.io.output.case_folder import withdraw
-from scanloom.io.output.early_list import (
-    EARLY,
-    EarlyCase,
-    add_early,
-    early_lists,
-    keep_early,
-    read_early,
+from scanloom.io.output.case_folder import (
+    CaseFolder,
+    remove_staged,
+    staged_folder,
+    staged_name,
+    staged_results,
 )
-from scanloom.io.output.file_names import CASE
-from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import FANNED_ABOVE, case_folder, fan_out
 from scanloom.io.output.ledger import list_folders
 from scanloom.io.output.parquet_file import read_errors
-from scanloom.io.output.published import read_provenance
+from scanloom.io.output.published import check_files
 from scanloom.io.session import current_session
+from scanloom.io.system.messages import Message
 
 ENOUGH_CASES = 40
 """Cases that wait before workers start. Whether an engine is measured depends on whether a run has
@@ -149,24 +138,31 @@ class EarlyCases(Iterator[Case | None]):
     """The cases of the parts of a growing index, as an iterator that ends when it is complete.
 
     None stands for no case yet. An earlier result is never replaced: cases that have one, or a
-    record of a failure, wait for the whole index. In memory are a digest of each case that was
-    given, and what other runs published.
+    record of a failure, wait for the whole index. In memory are a number for each case that was
+    given, and for what other runs published.
 
     Parameters
     ----------
     growing, request, key, out, scope
         The index, what is requested, the key of the ids, the output folder, and the share of it.
+    outcomes : EarlyOutcomes
+        Those of killed runs: their cases wait too.
     """
 
     def __init__(
-        self, growing: GrowingIndex, request: Request, key: bytes, out: Path, scope: Scope
+        self,
+        growing: GrowingIndex,
+        request: Request,
+        key: bytes,
+        out: Path,
+        scope: Scope,
+        outcomes: EarlyOutcomes,
     ) -> None:
         self._growing, self._request, self._key = growing, request, key
-        self._out, self._scope = out, scope
-        self._ready = deque[tuple[IndexedSeries, Case]]()
-        self._of_part: Iterator[tuple[IndexedSeries, Case]] = iter(())
+        self._out, self._scope, self._outcomes = out, scope, outcomes
+        self._ready = deque[Case]()
+        self._of_part: Iterator[Case] = iter(())
         self._case_file: CaseFile | None = None
-        self._ended = Outcomes()
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait until cases can begin; return False if the index is complete before."""
@@ -177,33 +173,20 @@ class EarlyCases(Iterator[Case | None]):
                 return True
         return False
 
-    def begin(self, case_file: CaseFile, folder: Path) -> None:
-        """Give cases from now on, each of which is added before to a file and the run's list."""
-        self._case_file, self._list = case_file, folder / EARLY
+    def begin(self, case_file: CaseFile) -> None:
+        """Give cases from now on, each of which is added before to a file."""
+        self._case_file = case_file
 
     def __next__(self) -> Case | None:
         if self._growing.is_complete() or self._case_file is None:
             raise StopIteration
-        found = self._ready.popleft() if self._ready else self._find()
-        if found is None:
+        case = self._ready.popleft() if self._ready else self._find()
+        if case is None:
             return None
-        series, case = found
-        if len(self._case_file) * (self._scope.shard or (1, 1))[1] >= FANNED_ABOVE:
-            fan_out(self._out)
-        source = crosswalk.source_from_series(case.series, case.id)
-        add_sources(self._out, key_fingerprint(self._key), iter([source]))
-        series_digest = _digest(series, self._key)
-        line = EarlyCase(case.id, case.folder_name, case.recipe, case.stamp, series_digest)
-        add_early(self._list, line)
-        self._case_file.append(case)
+        self._case_file.append(replace(case, staged=self._outcomes.name(case)))
         return next(self._case_file)
 
-    def note(self, record: CaseRecord) -> None:
-        """Note the outcome of a case."""
-        code = record.reason.code if record.reason else ""
-        self._ended.append(Outcome(record.id, code, record.detail))
-
-    def _find(self, wait_s: float = 0.0) -> tuple[IndexedSeries, Case] | None:
+    def _find(self, wait_s: float = 0.0) -> Case | None:
         """Return the next case; None if there is none yet."""
         while (found := next(self._of_part, None)) is None:
             part = self._growing.next_part(wait_s)
@@ -212,7 +195,7 @@ class EarlyCases(Iterator[Case | None]):
             self._of_part = self._cases_of(part)
         return found
 
-    def _cases_of(self, part: PartName) -> Iterator[tuple[IndexedSeries, Case]]:
+    def _cases_of(self, part: PartName) -> Iterator[Case]:
         """Yield the cases of a part whose series are whole as far as it shows, and without one."""
         with suppress(*read_errors()):
             if all(map(self._is_taken, ids_of_part(self._out, part))):
@@ -228,7 +211,7 @@ class EarlyCases(Iterator[Case | None]):
                     if case.series.kind == DICOM and len({f.parent for f in case.series.files}) > 1:
                         continue  # perhaps in a further folder too
                     self._taken.add(case.id)
-                    yield inputs[0], case
+                    yield case
 
     def _is_taken(self, name: str) -> bool:
         """Return whether a case was given, or has a result or a failure of an earlier run."""
@@ -244,122 +227,88 @@ class EarlyCases(Iterator[Case | None]):
         for start in range(0, len(names), _NAMES_AT_ONCE):
             taken.add_all(names.slice(start, _NAMES_AT_ONCE).to_pylist())
         taken.add_all(list(failures.failed_cases(self._out)))
+        taken.add_all(self._outcomes.cases())
         return taken
-
-    @property
-    def outcomes(self) -> Iterable[Outcome]:
-        """The outcomes that were noted."""
-        return self._ended
 
 
 # --- when the index is complete -------------------------------------------------------------------
 
 
-class Compared(NamedTuple):
-    """Cases that began early, compared with the whole index.
+class EarlyOutcomes:
+    """Outcomes of cases that began early, until the whole index confirms them.
+
+    In memory are the outcomes of this run without their measurements, 1.2 KiB each. Of runs that
+    were killed, only staged results remain, and no failures.
 
     Parameters
     ----------
-    made : Outcomes
-        Outcomes of this run that hold.
-    void : list of Outcome
-        Outcomes of this run that do not: the cases are worked on again, or are none.
-    withdrawn : int
-        Number of results that were removed, also of killed runs.
+    key, out, scope
+        The key of the ids, the output folder, and the cases that the run takes.
     """
 
-    made: Outcomes
-    void: list[Outcome]
-    withdrawn: int
+    def __init__(self, key: bytes, out: Path, scope: Scope) -> None:
+        self._key, self._out, self._scope = key, out, scope
+        self._ended = {
+            name: _found(case) for case, name in staged_results(out) if scope.holds(case)
+        }
+        """By the name that the result has, or would have."""
 
-    def record(self) -> Callable[[str], CaseRecord | None]:
-        """Return a function that gives how a case ended in this run, by its id."""
-        if not len(self.made):
-            return lambda _: None
-        find = self.made.finder()
+    def cases(self) -> list[str]:
+        """Return the ids of all cases that have an outcome."""
+        return [outcome.record.id for outcome in self._ended.values() if outcome.record]
 
-        def record(name: str) -> CaseRecord | None:
-            for _, code, detail in find(name)[-1:]:
-                return CaseRecord(name, Reason[code] if code else None, detail, (), None)
+    def name(self, case: Case) -> str:
+        """Return the name of the result of a case, by a digest of all that a worker gets of it.
+
+        So a case of the whole index that is in any way another one does not find it.
+        """
+        line = Message(replace(case, staged="")).json
+        digest = hashlib.blake2b(line, key=self._key, digest_size=16).hexdigest()
+        return staged_name(case.id, digest)
+
+    def note(self, case: Case, record: CaseRecord, outcome: CaseOutcome) -> None:
+        """Note the outcome of a case that began early, with its record."""
+        self._ended[case.staged] = replace(outcome, record=replace(record, measurements=()))
+
+    def confirm(self, case: Case) -> CaseOutcome | None:
+        """Return the outcome of a case of the whole index, and publish its result.
+
+        None if it did not begin early exactly as it is, or its result can't be published: then it
+        is to be worked on.
+        """
+        if not self._ended:
             return None
+        name = self.name(case)
+        outcome = self._ended.pop(name, None)
+        if outcome is None or outcome.record is None or outcome.record.reason is not None:
+            return outcome
+        folder = staged_folder(self._out, name)
+        audit, fingerprint = AuditTrail(self._out, self._key), key_fingerprint(self._key)
+        with suppress(ScanError, OSError, ValueError):  # its worker tells why
+            check_files(folder)
+            with CaseFolder(
+                self._out, case.folder_name, fingerprint, audit=audit, staged=folder
+            ) as draft:
+                published = draft.publish(replace=self._scope.replace)
+            return replace(outcome, record=replace(outcome.record, folder=published))
+        return None
 
-        return record
-
-
-def compare_early(
-    index: Index, key: bytes, out: Path, scope: Scope, outcomes: Iterable[Outcome], run: str
-) -> Compared:
-    """Compare the cases that began early, in this run or a killed one, with the whole index.
-
-    If a series is not exactly as it was, or several have its id, the result is withdrawn, as well
-    as the record of its failure. What the index does not have stays listed.
-
-    Parameters
-    ----------
-    index, key, out, scope
-        The whole index, the key of its ids, the output folder, and the cases that the run takes.
-    outcomes : iterable of Outcome
-        Of the cases of this run so far.
-    run : str
-        Its id.
-    """
-    # That of this run last: it tells what there is now
-    lists = sorted(early_lists(out), key=lambda path: path.parent.name == run)
-    began = {line.case: line.series for path in lists for line in read_early(path)}
-    if not any(name in began and scope.holds(name) for name in index.series.ids()):
-        return Compared(Outcomes(), [], 0)
-    found = dict[str, str]()
-    for series in index.series:
-        if series.id in began and scope.holds(series.id):
-            found[series.id] = "" if series.id in found else _digest(series, key)
-    differ = {name for name, digest in found.items() if digest != began[name]}
-    if differ:  # the crosswalk may have them as they were
-        different = (series for series in index.series if series.id in differ)
-        sources = (source_from_index(index, series) for series in different)
-        add_sources(out, key_fingerprint(key), sources)
-    made, void = Outcomes(), list[Outcome]()
-    for outcome in outcomes:
-        if outcome.id not in differ:
-            made.append(outcome)
-            continue
-        void.append(outcome)
-        failures.remove_failure(out, outcome.id)
-    audit, withdrawn = AuditTrail(out, key), 0
-    for path in lists:
-        for line in read_early(path):
-            if line.case in differ and _is_result_of(out, line):
-                withdraw(out, line.folder, audit)
-                withdrawn += 1
-    for path in lists:
-        lines = list(read_early(path))
-        kept = [line for line in lines if line.case not in found]
-        if len(kept) < len(lines):  # else a run of another shard may be adding to it
-            keep_early(path, kept)
-    return Compared(made, void, withdrawn)
+    def remove(self) -> None:
+        """Remove the results that were not confirmed."""
+        for case, name in staged_results(self._out):
+            if self._scope.holds(case):
+                remove_staged(self._out, name)
 
 
-def _is_result_of(out: Path, line: EarlyCase) -> bool:
-    """Return whether a result is the one that a line tells: not made anew, nor corrected."""
-    folder = case_folder(out, line.folder)
-    try:
-        made_by = read_provenance(folder)
-        is_corrected = read_json(folder / CASE).get("revision") is not None
-    except (OSError, ValueError, ScanError):
-        return False  # there is none; of a damaged one, the run tells it
-    return (made_by.recipe, made_by.stamp) == (line.recipe, line.stamp) and not is_corrected
+def _found(case: str) -> CaseOutcome:
+    """Return the outcome of a case of a killed run: it has a result."""
+    return CaseOutcome(CaseRecord(case, None, "", (), None, reused=True), ())
 
 
 def _may_be_whole(series: IndexedSeries) -> bool:
     """Return whether nothing in its part hints that a series goes on elsewhere, or is refused."""
     is_known = series.kind != DICOM or bool(series.series_uid)
     return is_known and series.reason is None and not series.unreadable and not series.damaged
-
-
-def _digest(series: IndexedSeries, key: bytes) -> str:
-    """Return a keyed digest of what makes the case of a series, whatever its part's number."""
-    runs = [(run.start, run.stop) for run in series.files]
-    text = json.dumps([*series._replace(files=(), pieces=()), runs])
-    return hashlib.blake2b(text.encode(), key=key, digest_size=8).hexdigest()
 
 
 def _ignore(_: Outcome) -> None:

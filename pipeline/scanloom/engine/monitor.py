@@ -20,7 +20,6 @@ from typing import Any, Self
 from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
 from scanloom.engine.case_progress import FOLDER, read_progress
 from scanloom.engine.machine.devices import nvml_handles
-from scanloom.engine.outcomes import Outcome
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.atomic_write import check_replaceable
 from scanloom.io.system.disk_errors import output_error
@@ -57,6 +56,9 @@ class Status:
         before, or refused by their headers. 0 while the archive is indexed.
     indexed : int
         Number of files in the index so far.
+    early : int
+        Cases that have ended while the archive is indexed, until the whole index is compared; 0
+        afterwards.
     done, skipped, ambiguous, failed : int
         Cases that this run finished. Series with invalid headers count as failed, series with
         several volumes to choose from as ambiguous.
@@ -92,6 +94,7 @@ class Status:
     work: int = 0
     worked: int = 0
     indexed: int = 0
+    early: int = 0
     done: int = 0
     skipped: int = 0
     ambiguous: int = 0
@@ -132,7 +135,7 @@ class Status:
     @property
     def begun(self) -> int:
         """Number of cases on which this run has begun to work."""
-        return self.worked + len(self.in_flight)
+        return self.early + self.worked + len(self.in_flight)
 
     @property
     def ended(self) -> int:
@@ -245,6 +248,7 @@ class StatusWriter:
             self._status = replace(
                 status,
                 state="running",
+                early=0,
                 cases=status.cases + cases,
                 before=status.before + before,
                 work=status.work + work,
@@ -284,18 +288,17 @@ class StatusWriter:
                 reasons=dict(sorted(reasons.items())),
             )
 
-    def withdraw(self, outcome: Outcome) -> None:
-        """Record that a case of this run that had ended is to be worked on again, or is none."""
+    def set_aside(self, case_id: str) -> None:
+        """Record that a case ended whose outcome waits for the index."""
         with self._lock:
-            status, code = self._status, outcome.code
-            ended = outcome.reason.outcome if outcome.reason else "done"
-            reasons = Counter(status.reasons) - Counter([code] if code else ())
-            self._status = replace(
-                status,
-                **{ended: getattr(status, ended) - 1},
-                worked=status.worked - 1,
-                reasons=dict(sorted(reasons.items())),
-            )
+            del self._submitted[case_id]
+            self._moments.append(time.monotonic())
+            self._status = replace(self._status, early=self._status.early + 1)
+
+    def confirm(self) -> None:
+        """Record that a case of this run ended before its index was complete."""
+        with self._lock:
+            self._status = replace(self._status, worked=self._status.worked + 1)
 
     def send_away(self, why: str) -> None:
         """Record that a worker was dismissed."""

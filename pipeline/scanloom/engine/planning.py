@@ -371,12 +371,15 @@ class RunTimeline:
     last_end: float | None = None
     published: dict[str, str] = field(default_factory=dict)
 
-    def note(self, outcome: CaseOutcome) -> None:
-        """Record that a case ended."""
+    def note_end(self, outcome: CaseOutcome) -> None:
+        """Record that a case ended, just now."""
         self.last_end = time.monotonic()
         if outcome.device:
             start, first = outcome.device[0][0], self.first_on_device
             self.first_on_device = start if first is None else min(first, start)
+
+    def note_result(self, outcome: CaseOutcome) -> None:
+        """Record the result of a case, if it is one of this run."""
         record = outcome.record
         if record is not None and record.reason is None and not record.reused:
             self.published[record.id] = record.folder.name if record.folder else record.id

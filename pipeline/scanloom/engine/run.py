@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine import case_progress, run_files
@@ -23,8 +23,8 @@ from scanloom.engine.case.models import load_models
 from scanloom.engine.early_cases import (
     ENOUGH_CASES,
     EarlyCases,
+    EarlyOutcomes,
     GrowingIndex,
-    compare_early,
     may_begin_early,
 )
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
@@ -210,7 +210,7 @@ def run(
             joules = meter.joules() if meter else None
             status = replace(status_writer.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
-            changed = bool(len(current.case_file) or current.damaged or current.has_changed)
+            changed = bool(len(current.case_file) or current.damaged)
             if options.bids and (changed or _is_outdated(options.out)):
                 write_bids(options.out, __version__, current.damaged)
             write_report(options.out, current.damaged, changed=changed)
@@ -254,13 +254,6 @@ def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOpti
 
         check_cluster(options.cluster, workflow.execution)
     return request
-
-
-class Noted(Protocol):
-    """Receives the outcomes of cases."""
-
-    def note(self, record: CaseRecord) -> None:
-        """Note the outcome of a case."""
 
 
 class RunSteps:
@@ -362,7 +355,7 @@ class RunSteps:
         finally:  # the progress of its cases, which workers tell
             shutil.rmtree(progress, ignore_errors=True)
 
-    def end_case(self, case: Case, outcome: CaseOutcome, cases: Noted) -> CaseRecord | None:
+    def end_case(self, case: Case, outcome: CaseOutcome, cases: RunCases) -> CaseRecord | None:
         """Record the outcome of a case; one that was interrupted counts as never started: None.
 
         Raises
@@ -374,8 +367,7 @@ class RunSteps:
         if record is None:
             return None
         run_files.append_to_log(self.folder, case, outcome)
-        if record.reason is not None and record.reason.subject == "run":
-            raise ScanError(record.reason, record.detail)
+        check_run_goes_on(record)
         if record.reason is None:
             remove_failure(self.out, record.id)
         elif is_failure(record):
@@ -395,6 +387,12 @@ class RunSteps:
         OutdatedMarker(self.out, self.key, self.request.recipe, index).mark(held, cases)
 
 
+def check_run_goes_on(record: CaseRecord) -> None:
+    """Raise the reason of a case's failure if every further case would end so: ScanError."""
+    if record.reason is not None and record.reason.subject == "run":
+        raise ScanError(record.reason, record.detail)
+
+
 class _Run(RunSteps):
     """A run over an archive, from the index to the tables."""
 
@@ -404,26 +402,27 @@ class _Run(RunSteps):
         self.timeline = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
-        self._early: EarlyCases | None = None
-        self._noted: Noted
         self._pool: Pool | None = None
         scope, request, key = self.options.scope, self.request, self.key
+        self._early = EarlyOutcomes(key, self.out, scope)
         with ExitStack() as stack:
             index = self._index(paths, stop, stack)
-            if self._early is None:
+            if self._pool is None:
                 self.case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
-            case_file, made = self.case_file, self._compare_early(index)
-            ledger = Ledger(self.out)
+            case_file, ledger = self.case_file, Ledger(self.out)
             cases = RunCases.of_index(
-                index, request, key, self.out, scope, pending=case_file, ledger=ledger, made=made
+                index, request, key, self.out, scope, pending=case_file, ledger=ledger
             )
             case_file.sync()
-            self.cases = self._noted = cases
+            self.cases = cases
             complete = True
             self.enter(cases)
             if case_file.wait(0.0) and not stop.is_set():
                 fan_out(self.out, cases.work * (scope.shard or (1, 1))[1])
-                complete = self._work_on(case_file, stop, stack)
+                to_work_on = self._unconfirmed(case_file, stop)
+                complete = self._work_on(to_work_on, self._on_outcome, stop, stack)
+            if complete and not stop.is_set():
+                self._early.remove()
         # From here on the order decides: a mark needs the records of failed cases, and tables
         # need the marks
         self.status_writer.state("collecting")
@@ -447,28 +446,33 @@ class _Run(RunSteps):
             return build()
         grown = GrowingIndex(lambda add: build(on_part=add), self.status_writer.add_indexed)
         with grown as growing:
-            early = EarlyCases(growing, self.request, self.key, self.out, self.options.scope)
-            if early.wait(stop):
-                self._early = self._noted = early
+            scope = self.options.scope
+            cases = EarlyCases(growing, self.request, self.key, self.out, scope, self._early)
+            if cases.wait(stop):
                 file = self.save_workflow() / run_files.CASES_FILE
                 self.case_file = CaseFile(file, at_least=ENOUGH_CASES)
-                early.begin(self.case_file, self.folder)
-                self._work_on(early, stop, stack)
+                cases.begin(self.case_file)
+                self._work_on(cases, self._on_early_outcome, stop, stack)
             return growing.result()
 
-    def _compare_early(self, index: Index) -> Callable[[str], CaseRecord | None]:
-        """Withdraw results of before the index was complete that it does not give."""
-        outcomes = () if self._early is None else self._early.outcomes
-        compared = compare_early(index, self.key, self.out, self.options.scope, outcomes, self.name)
-        for outcome in compared.void:
-            self.status_writer.withdraw(outcome)
-            self.timeline.published.pop(outcome.id, None)
-        run_files.drop_from_log(self.folder, {outcome.id for outcome in compared.void})
-        self.has_changed = bool(compared.withdrawn)
-        return compared.record()
+    def _unconfirmed(self, cases: Iterable[Case], stop: threading.Event) -> Iterator[Case]:
+        """Yield the cases to be worked on; record those that ended before the index."""
+        for case in cases:
+            if stop.is_set():
+                return
+            outcome = self._early.confirm(case)
+            if outcome is None:
+                yield case
+            else:
+                self.status_writer.confirm()
+                self._record(case, outcome)
 
     def _work_on(
-        self, cases: Iterable[Case | None], stop: threading.Event, stack: ExitStack
+        self,
+        cases: Iterable[Case | None],
+        on_outcome: Callable[[Case, CaseOutcome], None],
+        stop: threading.Event,
+        stack: ExitStack,
     ) -> bool:
         """Dispatch cases to the workers, which start with the first ones."""
         if self._pool is None:
@@ -477,13 +481,25 @@ class _Run(RunSteps):
         return dispatch_cases(
             cases,
             self._pool,
-            self._on_outcome,
+            on_outcome,
             on_start=lambda case: self.status_writer.start(case.id),
             stop=stop,
         )
 
-    def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
+    def _on_early_outcome(self, case: Case, outcome: CaseOutcome) -> None:
         if outcome.record is not None:
             self.case_file.remove(case.id)
-            self.timeline.note(outcome)
-        self.end_case(case, outcome, self._noted)
+            self.timeline.note_end(outcome)
+            check_run_goes_on(outcome.record)
+            self._early.note(case, outcome.record, outcome)
+            self.status_writer.set_aside(case.id)
+
+    def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
+        if outcome.record is not None:
+            self.timeline.note_end(outcome)
+            self._record(case, outcome)
+
+    def _record(self, case: Case, outcome: CaseOutcome) -> None:
+        self.case_file.remove(case.id)
+        self.timeline.note_result(outcome)
+        self.end_case(case, outcome, self.cases)

@@ -11,7 +11,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,6 @@ from scanloom.io.output import work_folder
 from scanloom.io.output.folder_lock import Holder, read_lock, release_lock, take_lock
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.private import check_links
-from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.scratch_folders import DIED, FINAL_STATES
 
@@ -142,18 +141,6 @@ def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
     }
     with (folder / LOG).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
-
-
-def drop_from_log(folder: Path, cases: Set[str]) -> None:
-    """Remove the lines of cases whose results were withdrawn from a run's log."""
-
-    def write(draft: Path) -> None:
-        with path.open(encoding="utf-8") as lines, draft.open("w", encoding="utf-8") as kept:
-            kept.writelines(line for line in lines if json.loads(line)["case"] not in cases)
-
-    path = folder / LOG
-    if cases and path.exists():
-        atomic_write(path, write)
 
 
 _WORK = ".work"

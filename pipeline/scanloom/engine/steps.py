@@ -42,7 +42,7 @@ from scanloom.inference.graph import GraphRun, Predictor, unite
 from scanloom.io.extras import rtstruct, sr
 from scanloom.io.output import file_names
 from scanloom.io.output.audit import AuditTrail
-from scanloom.io.output.case_folder import CaseContent, CaseFolder
+from scanloom.io.output.case_folder import CaseContent, CaseFolder, staged_folder
 from scanloom.io.output.crosswalk import SourceRecord
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.published import ResultState
@@ -104,9 +104,13 @@ def run_case(
                 placement_of(predictors),
                 case.relations,
             )
-        audit = AuditTrail(target.out, target.key) if target.key else None
-        name, fingerprint = case.folder_name, target.fingerprint
-        with CaseFolder(target.out, name, fingerprint, audit=audit) as draft:
+        name = case.folder_name
+        if case.staged:  # it is recorded when it is confirmed
+            folder = CaseFolder(target.out, name, target=staged_folder(target.out, case.staged))
+        else:
+            audit = AuditTrail(target.out, target.key) if target.key else None
+            folder = CaseFolder(target.out, name, target.fingerprint, audit=audit)
+        with folder as draft:
             record = write(segmented, draft.path, estimate, target.left_out)
             published = draft.publish(replace=target.replace, source=source)
         updated = prepared.state is ResultState.CHANGED

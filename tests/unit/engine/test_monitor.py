@@ -18,7 +18,6 @@ from scanloom.core import CaseRecord, Reason
 from scanloom.core.timing import WindowCount
 from scanloom.engine.case_progress import FOLDER, CaseProgress
 from scanloom.engine.monitor import Status, StatusWriter, final_status, remove_progress
-from scanloom.engine.outcomes import Outcome
 from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 from support import engine_models as em
 from support.commands import scanloom, write_tiny_bundle
@@ -60,21 +59,28 @@ def test_a_result_that_a_worker_finds_is_from_before(tmp_path: Path) -> None:
     assert "without result" not in status_line(now)
 
 
-def test_a_case_that_does_not_hold_was_never_counted(tmp_path: Path) -> None:
+def test_a_case_that_ended_before_the_index_counts_once_it_is_confirmed(tmp_path: Path) -> None:
     status_writer = StatusWriter("run", tmp_path, period=10.0)
     status_writer.add_indexed(7)
-    for name, reason in (("a", None), ("b", Reason.CRASHED), ("c", Reason.CRASHED)):
+    for name in ("a", "b", "c"):
         status_writer.start(name)
-        status_writer.finish(CaseRecord(name, reason, "", (), None))
+    for name in ("a", "b"):
+        status_writer.set_aside(name)
     before = status_writer.now()
     assert (before.state, before.indexed, before.begun, before.left_s) == ("indexing", 7, 3, None)
+    assert (before.early, before.worked, before.done, list(before.in_flight)) == (2, 0, 0, ["c"])
+    rate = before.per_hour
 
-    status_writer.withdraw(Outcome("a", "", ""))
-    status_writer.withdraw(Outcome("b", "CRASHED", ""))
+    status_writer.plan(2, before=0, work=2)
+    status_writer.confirm()
+    status_writer.finish(CaseRecord("b", Reason.CRASHED, "", (), None))
     now = status_writer.now()
     status_writer.close("done")
 
-    assert (now.done, now.failed, now.worked, now.reasons) == (0, 1, 1, {"CRASHED": 1})
+    assert (now.early, now.done, now.failed, now.worked, now.work) == (0, 0, 1, 1, 2)
+    assert rate is not None
+    assert now.per_hour is not None
+    assert now.per_hour <= rate  # it has both of them already
 
 
 def test_the_status_has_windows_of_cases_in_flight(tmp_path: Path) -> None:

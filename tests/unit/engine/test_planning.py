@@ -277,7 +277,7 @@ def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
     }
     (tmp_path / "runs" / "plan.json").write_text(json.dumps(plan))
     course = RunTimeline(0.0)
-    course.note(CaseOutcome(CaseRecord(case, None, "", (), folder), ()))
+    course.note_result(CaseOutcome(CaseRecord(case, None, "", (), folder), ()))
     course.began, course.last_end = 0.0, 24.0
 
     compared = compare_with_plan(tmp_path, course, Request(workflow, ()))

@@ -230,6 +230,16 @@ def test_a_damaged_result_is_left_out(results: Results) -> None:
     assert len(dataset.cases) == len(results.cases) - 1
 
 
+def test_a_copy_of_a_result_is_left_out(results: Results) -> None:
+    folder = results.out / "cases" / results.cases[0]
+    shutil.copytree(folder, folder.with_name("backup"))
+
+    dataset = results.write()
+
+    assert [reason for reason, _ in dataset.left_out.values()] == [Reason.RESULT_DAMAGED]
+    assert len(dataset.cases) == len(results.cases)
+
+
 def test_if_all_results_are_damaged_the_dataset_stays(results: Results) -> None:
     results.write()
     before = _contents(results.target / "data")

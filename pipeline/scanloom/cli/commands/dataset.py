@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from scanloom.cli.console import (
-    Exit,
-    console,
-    error_boundary,
-    print_result,
-    say,
-    warn_of_provisional,
-)
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOption, Reporting, takes_panels
 from scanloom.cli.values import complete_structures, names, percentage
 
@@ -106,7 +99,6 @@ def dataset(source: SourceOptions, form: FormOptions, general: Reporting) -> Non
             )
         except ValueError as exc:
             raise typer.BadParameter(str(exc)) from exc
-        warn_of_provisional(source.out)
         with _progress(shown=not (general.json or general.quiet)) as progress:
             written = write_dataset(source.out, form.folder, options, source.key, progress)
         print_result(general.mode, lambda: _document(written), lambda: _show(written))

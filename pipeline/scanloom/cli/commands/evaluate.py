@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from scanloom.cli import values
-from scanloom.cli.console import (
-    Exit,
-    console,
-    error_boundary,
-    print_result,
-    say,
-    warn_of_provisional,
-)
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOption, Reporting, takes_panels
 
 if TYPE_CHECKING:
@@ -121,9 +114,6 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
             )
             html = render_page(evaluation, given)
         page = write_evaluation(evaluation, html, output.out)
-        for folder in (labels.predictions, labels.reference, labels.against):
-            if folder is not None:
-                warn_of_provisional(folder)
         print_result(
             general.mode,
             lambda: {"schema": 1, **evaluation_document(evaluation)},

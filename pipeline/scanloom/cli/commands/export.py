@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.console import (
-    Exit,
-    console,
-    error_boundary,
-    print_result,
-    say,
-    warn_of_provisional,
-)
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOptions, Reporting, takes_panels
 
 if TYPE_CHECKING:
@@ -47,7 +40,6 @@ def export(copy: CopyOptions, keys: KeyOptions, general: Reporting) -> None:
         from scanloom.engine.results.export import export as copy_results
 
         made = copy_results(copy.out, copy.folder, pictures=copy.pictures, key=keys.key)
-        warn_of_provisional(copy.out)
         plain = {"schema": 1, **asdict(made)}
         print_result(general.mode, lambda: plain, lambda: _show(made, copy.folder))
     raise typer.Exit(Exit.SOME_FAILED if made.left_out else Exit.OK)

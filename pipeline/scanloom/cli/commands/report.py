@@ -16,7 +16,6 @@ from scanloom.cli.console import (
     print_result,
     say,
     warn_of_damaged,
-    warn_of_provisional,
 )
 from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 from scanloom.version import __version__
@@ -84,8 +83,7 @@ def report(
                 pages["private_report"] = str(write_private_report(out, fingerprint, damaged))
         except OSError as exc:
             raise output_error(exc) from exc
-        provisional = warn_of_provisional(out)
-        plain = {"schema": 1, **pages, "damaged": sorted(damaged), "provisional": provisional}
+        plain = {"schema": 1, **pages, "damaged": sorted(damaged)}
         print_result(general.mode, lambda: plain, lambda: _show(pages))
         if behind:
             say(f"scanloom: {BEHIND}.", err=True)

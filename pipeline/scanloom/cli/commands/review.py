@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import error_boundary, say, warn_of_provisional
+from scanloom.cli.console import error_boundary, say
 from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 from scanloom.cli.values import percentage
 
@@ -153,7 +153,6 @@ def review(
             key=key.key,
             patients=readers.patients,
         )
-        warn_of_provisional(out)
         say("Reading the results ...")
         serve(out, options, _tell, partial(_publish, out, key.key), _tell_kept)
         if (table := out / "review" / "review.csv").is_file():

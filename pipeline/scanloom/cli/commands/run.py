@@ -30,7 +30,6 @@ from scanloom.cli.console import (
     report_new_key,
     say,
     warn_of_damaged,
-    warn_of_provisional,
     warn_of_unexamined,
 )
 from scanloom.cli.options import (
@@ -136,7 +135,6 @@ def run(
             shown = None if general.json or general.quiet else _shown
             result = run_workflow(selected, paths, options, stop=stop, display=shown)
         print_result(general.mode, lambda: document(result), lambda: _print_end(result, output.out))
-        warn_of_provisional(output.out)
         warn_of_damaged(output.out, result.damaged)
         if (error := result.metrics_error) is not None:
             say(f"scanloom: {format_error(error.reason, error.detail)}", err=True)

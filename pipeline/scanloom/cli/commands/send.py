@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scanloom.cli.console import (
-    Exit,
-    console,
-    error_boundary,
-    print_result,
-    say,
-    warn_of_provisional,
-)
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, takes_panels
 
 if TYPE_CHECKING:
@@ -63,7 +56,6 @@ def send(
                 say(described(line))
 
         sent = send_now(read_site(site), out, to, cases or (), wait, tell)
-        warn_of_provisional(out)
         print_result(general.mode, lambda: _document(sent), lambda: _show(sent))
         raise typer.Exit(Exit.OK if sent.is_complete else Exit.SOME_FAILED)
 

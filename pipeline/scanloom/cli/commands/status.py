@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from scanloom.cli.commands.segment import DOING
-from scanloom.cli.console import (
-    Exit,
-    OutputMode,
-    console,
-    error_boundary,
-    print_result,
-    say,
-    warn_of_provisional,
-)
+from scanloom.cli.console import Exit, OutputMode, console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, ResultsOptions, takes_panels
 
 if TYPE_CHECKING:
@@ -62,7 +54,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
                 continue
             for name in damaged:
                 say(f"scanloom: {_damage(name)}.", err=True)
-            _print(now, _reviewed(out), outbox, warn_of_provisional(out), general.mode)
+            _print(now, _reviewed(out), outbox, general.mode)
             failed = unsent or now.state in ("failed", DIED)
             raise typer.Exit(Exit.SOME_FAILED if failed else Exit.OK)
         if damaged:
@@ -92,11 +84,7 @@ def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
 
 
 def _print(
-    now: Status,
-    reviewed: dict[str, int],
-    outbox: OutboxState | None,
-    provisional: int,
-    mode: OutputMode,
+    now: Status, reviewed: dict[str, int], outbox: OutboxState | None, mode: OutputMode
 ) -> None:
     def show() -> None:
         console().print(status_table(now))
@@ -104,7 +92,7 @@ def _print(
             console().print(_totals(reviewed))
         _print_outbox(outbox)
 
-    plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed, "provisional": provisional}
+    plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed}
     print_result(mode, lambda: {**plain, "outbox": _outbox_document(outbox)}, show)
 
 
@@ -193,6 +181,10 @@ def status_table(status: Status) -> RenderableType:
     table.add_row("run", f"{status.run}: {status.state}{cause}")
     if now_indexing := indexing_line(status):
         table.add_row("progress", now_indexing)
+    if status.early:
+        table.add_row(
+            "early", f"{counted(status.early, 'case')} ended; recorded with the whole index"
+        )
     if status.work:
         table.add_row("progress", f"{status.worked} of {counted(status.work, 'case')} to run")
     of_all = f" of {status.cases}" if status.cases else ""  # unknown before the index is complete

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from scanloom.cli.console import (
-    Exit,
-    console,
-    error_boundary,
-    print_result,
-    say,
-    warn_of_provisional,
-)
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 
 if TYPE_CHECKING:
@@ -34,7 +27,6 @@ def verify(results: ResultsOptions, keys: KeyOptions, general: Reporting) -> Non
 
         findings = list(find_faults(results.path, keys.key))
         plain = {"schema": 1, "findings": [asdict(finding) for finding in findings]}
-        plain["provisional"] = warn_of_provisional(results.path)
         print_result(general.mode, lambda: plain, lambda: _show(findings))
         if unchecked_trail(results.path, keys.key):
             say(

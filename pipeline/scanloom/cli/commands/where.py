@@ -55,7 +55,6 @@ def where(
     """
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
-        from scanloom.io.output.layout import provisional_cases, provisional_note
 
         key = check_holder(crosswalk.out, crosswalk.key)
         requested = list(dict.fromkeys(text.strip().lower() for text in ids))
@@ -64,13 +63,8 @@ def where(
         if not sources:
             raise ScanError(Reason.ID_UNKNOWN, _why_unknown(crosswalk.out, requested))
         rows = [asdict(source) for source in sources]
-        waiting = provisional_cases(crosswalk.out)
-        provisional = [text for text in requested if text in waiting]
-        plain = {"schema": 1, "sources": rows, "unknown": unknown, "provisional": provisional}
+        plain = {"schema": 1, "sources": rows, "unknown": unknown}
         print_result(general.mode, lambda: plain, lambda: _show(sources))
-        if provisional:
-            say(f"scanloom: provisional: {', '.join(provisional)}.", err=True)
-            say(f"scanloom: {provisional_note(len(waiting))}.", err=True)
         if unknown:
             say(f"scanloom: not in the crosswalk: {', '.join(unknown)}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)

@@ -15,11 +15,7 @@ from scanloom.engine.listen.delivery import TICK_S, deliver, peer_maker
 from scanloom.engine.listen.listen import receiver_options
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder
 from scanloom.engine.listen.site import Site
-from scanloom.io.output.layout import (
-    no_results,
-    provisional_cases,
-    published_cases,
-)
+from scanloom.io.output.layout import no_results, published_cases
 
 REPORT_WITHIN_S = 20.0
 """Longest wait of somebody for a report of commitment; then an `auto` target is asked."""
@@ -91,8 +87,7 @@ def send(
     folders = [folder for folder in published if folder.name in cases]
     unknown = sorted(set(cases) - {folder.name for folder in folders})
     if unknown:
-        which = "final result of" if unknown[0] in provisional_cases(out) else "case"
-        detail = f"there is no {which} {unknown[0]} in the output folder"
+        detail = f"there is no case {unknown[0]} in the output folder"
         raise ScanError(Reason.ID_UNKNOWN, detail)
     outbox = Outbox(outbox_folder(out))
     hasty = target.model_copy(

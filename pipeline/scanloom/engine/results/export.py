@@ -12,7 +12,6 @@ from pathlib import Path
 from scanloom.core import Reason, ScanError
 from scanloom.engine.results.verify import read_sums
 from scanloom.io.output.audit import audit_trail
-from scanloom.io.output.early_list import EARLY
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.layout import (
     CASES,
@@ -153,8 +152,6 @@ class _Copy:
         """Return whether to copy a file: files that are not ours may hold anything."""
         entries = {*OUTPUT_ENTRIES, REVIEW} - {NETWORK}
         is_ours = path.parts[0] in entries and not path.name.startswith(".")
-        if path.name == EARLY:  # the copy has none of these cases
-            return False
         try:
             return is_ours and identity_of(path) in self._copied
         except ValueError:

@@ -19,7 +19,7 @@ from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index.build import stored_index
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.failures import previous_failure
-from scanloom.io.output.layout import case_folder, provisional_cases
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.parquet_file import open_parquet, read_errors
 from scanloom.io.output.private import PRIVATE
@@ -71,13 +71,11 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     request = Request.of(workflow)
     endings, left_out = Outcomes(), Outcomes()
     chosen = select(index.series, workflow, request.cards, left_out.append, index.store)
-    folders, provisional = case_folders(out), provisional_cases(out)
+    folders = case_folders(out)
     for inputs in chosen:
         stamp = source_stamp([series.stamp for series in inputs], key)
         for case in _case_ids(out, inputs, key, folders):
             folder = folders.get(case, case)
-            if folder in provisional:
-                continue
             if (ending := _ending(out, case, folder, request.recipe, stamp)) is not None:
                 for series in inputs:
                     endings.append(Outcome(series.id, *ending))

@@ -27,7 +27,7 @@ from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries, StoredSeries
 from scanloom.io.output import crosswalk, failures
-from scanloom.io.output.layout import case_folder, provisional_cases, published_cases
+from scanloom.io.output.layout import case_folder, published_cases
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
@@ -39,8 +39,6 @@ SOURCES_AT_ONCE = 10_000
 _WHOLE = (ResultState.CURRENT, ResultState.UNSURE, ResultState.CHANGED)
 """States of results whose files were checked, and whose recipe is that of the case."""
 
-Made = Callable[[str], CaseRecord | None]
-"""Returns how a case ended in this run, by its id; None if it was not worked on yet."""
 Candidates = Callable[[Leave, Leave], Iterator[tuple[Inputs, Case]]]
 """Yields the cases that a workflow selects, without files; hands over series that it leaves out,
 and, to the second function, those that can't be opened."""
@@ -63,8 +61,6 @@ class RunCases:
         Returns a case with its files. A case that is not pending needs none.
     ledger : Ledger or None
         Knows current results without a look at their folders; for many cases.
-    made : callable
-        Returns the outcome of a case on which this run has worked already, by its id; else None.
 
     Attributes
     ----------
@@ -85,7 +81,7 @@ class RunCases:
     refused : int
         Number of series that failed by their headers, so that they are no cases.
     work : int
-        Number of cases of this run: pending ones, and those on which it has worked already.
+        Number of pending cases.
     """
 
     def __init__(
@@ -97,9 +93,8 @@ class RunCases:
         pending: list[Case] | CaseFile | None = None,
         complete: Callable[[Inputs, Case], Case] = lambda _, case: case,
         ledger: Ledger | None = None,
-        made: Made = lambda _: None,
     ) -> None:
-        self._made, self._since = made, pending.end if isinstance(pending, CaseFile) else 0
+        self._since = pending.end if isinstance(pending, CaseFile) else 0
         self._out, self._scope, self._cards = out, scope, cards
         self._candidates, self._complete, self._ledger = candidates, complete, ledger
         self._folders = crosswalk.renamed_folders(out)
@@ -123,7 +118,6 @@ class RunCases:
         series: Sequence[IndexedSeries] | None = None,
         pending: list[Case] | CaseFile | None = None,
         ledger: Ledger | None = None,
-        made: Made = lambda _: None,
     ) -> RunCases:
         """Return the cases of an index, or of some of its series, that a request selects."""
         all_series = index.series if series is None else series
@@ -141,7 +135,6 @@ class RunCases:
             pending,
             lambda inputs, case: with_files(index, inputs, case),
             ledger,
-            made,
         )
         ambiguous = run_cases.compare(_shared_ids(all_series), key)
         if ambiguous:
@@ -252,8 +245,7 @@ class RunCases:
 
     def _take(self, inputs: Inputs, case: Case, failed: list[Outcome]) -> bool:
         """Take a case of the shard; return whether it is pending. It may turn out to be none."""
-        made = self._made(case.id)
-        outcome = _outcome(made) if made else self._earlier_outcome(case)
+        outcome = self._earlier_outcome(case)
         if outcome is None:
             try:
                 case = self._complete(inputs, case)
@@ -263,7 +255,7 @@ class RunCases:
             self.pending.append(case)
             if isinstance(self.pending, list):
                 self.entries[case.id] = inputs[0]
-        self.work += made is not None or outcome is None
+        self.work += outcome is None
         self.total += 1
         self.selected += 1
         self._ids.add(case.id)
@@ -273,8 +265,7 @@ class RunCases:
             self._series[case.id] = series
         if outcome is None:
             return True
-        if made is None:
-            self._ended.append(outcome)
+        self._ended.append(outcome)
         self._note(outcome, series)
         return False
 
@@ -307,10 +298,9 @@ class RunCases:
         """Note the outcomes that cases of other shards have by now."""
         if self._scope.shard is None:
             return
-        provisional = provisional_cases(self._out)
         for inputs, light in self._candidates(_ignore, _ignore):
             case = self._named(light)
-            if not self._scope.holds(case.id) and case.folder_name not in provisional:
+            if not self._scope.holds(case.id):
                 outcome = self._earlier_outcome(case)
                 if outcome is not None:
                     self._note(outcome, (entry.id for entry in inputs))

@@ -30,9 +30,9 @@ from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
 from scanloom.io.output.layout import (
     CASES,
     Owners,
-    PublishedCases,
     case_folder,
     no_results,
+    published_cases,
     stray_results,
 )
 from scanloom.io.output.ledger import Ledger
@@ -198,14 +198,13 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
     Discrepancy
         First case by case, sorted, then missing cases, then tables. `timing.json` has no checksum
         and only has to exist. Cases published after the tables were written are not a finding.
-        Provisional cases are checked too.
 
     Raises
     ------
     ScanError
         NOT_FOUND or NO_RESULTS if there are no results in `out`.
     """
-    folders, expected = PublishedCases(out), recorded_cases(out)
+    folders, expected = published_cases(out), recorded_cases(out)
     if not expected and not (out / CASES).is_dir():
         raise no_results(out)
     # Cases first: rows of a case that was changed can't be checked
@@ -333,7 +332,7 @@ def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
     secret, name = _trail_key(out, key), f"{PRIVATE}/{AUDIT}"
     if secret is None:
         return
-    cases = PublishedCases(out)
+    cases = published_cases(out)
     if cases and not (out / name).exists():
         yield Discrepancy("missing", name)
         return

@@ -34,7 +34,6 @@ AUDIT = "audit.jsonl"
 Event = Literal[
     "segmented",
     "corrected",
-    "withdrawn",
     "judged",
     "viewed",
     "exported",

@@ -6,6 +6,9 @@ rename moves the case to `OUT/cases/<name>/`, or to the subfolder of `cases/` th
 requested. `scanloom.io.output.work_folder` documents the names in `.work`, how a published case is
 replaced, and the recovery from an interruption.
 
+The result of a case that began before its archive was indexed is staged: its rename leads to
+another name in `.work`, and from there to `cases/` when the index has confirmed it.
+
 `SHA256SUMS` lists every file but itself and `timing.json`: the timing is the one file that differs
 between two equal runs, and the checksums must not.
 """
@@ -36,7 +39,7 @@ from scanloom.io.output.published import (
     read_provenance,
     store_file_stamps,
 )
-from scanloom.io.output.work_folder import WorkEntry, make_work_folder
+from scanloom.io.output.work_folder import STAGED, WorkEntry, make_work_folder
 from scanloom.io.scan import Scan
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
@@ -71,6 +74,8 @@ class CaseFolder:
         Folder that it becomes; None for that of the case.
     audit : AuditTrail or None
         Receives a line when the case is published.
+    staged : Path or None
+        A complete folder in `.work` that it is, instead of a new one to be filled.
 
     Raises
     ------
@@ -86,9 +91,10 @@ class CaseFolder:
         *,
         target: Path | None = None,
         audit: AuditTrail | None = None,
+        staged: Path | None = None,
     ) -> None:
         self.out, self.name, self.fingerprint, self.audit = out, name, fingerprint, audit
-        self._target = target
+        self._target, self._staged = target, staged
         self.path = out / ".work" / str(WorkEntry.of_this_process(name))
 
     @property
@@ -99,7 +105,9 @@ class CaseFolder:
     def __enter__(self) -> Self:
         self._created = _missing_folders(self.path.parent)
         try:
-            make_work_folder(self.out, self.path.name)
+            make_work_folder(self.out, self.path.name if self._staged is None else "")
+            if self._staged is not None:
+                self._staged.rename(self.path)
         except ScanError:
             self._undo()
             raise
@@ -150,10 +158,11 @@ class CaseFolder:
                 raise ScanError(Reason.STALE, OTHER_MEANWHILE)
             if published.source == built.source:
                 return target  # another process was given the same case and finished first
-        _write_checksums(self.path)
-        if (self.path / TIMING).exists():
-            store_file_stamps(self.path)
-        _sync_tree(self.path)
+        if self._staged is None:
+            _write_checksums(self.path)
+            if (self.path / TIMING).exists():
+                store_file_stamps(self.path)
+            _sync_tree(self.path)
         created = _missing_folders(target.parent)
         self._created += created
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -206,25 +215,29 @@ class CaseFolder:
                 folder.rmdir()
 
 
-def withdraw(out: Path, name: str, audit: AuditTrail) -> None:
-    """Remove a published case at once, after a line in the audit trail; none without it.
+def staged_name(case: str, digest: str) -> str:
+    """Return the name in `.work` of the staged result of a case with some digest."""
+    return f"{case}.{digest}.{STAGED}"
 
-    Raises
-    ------
-    OSError
-        If it can't be removed.
-    """
-    folder = case_folder(out, name)
-    if not folder.is_dir():
-        return
-    with suppress(ValueError, LookupError):  # a damaged result has no line
-        _, told = result_line(folder)
-        audit.append("withdrawn", {"case": told["case"], "sums": told["sums"]})
-    # As a folder that is being built: the next start removes it, and never takes it for a result
-    removed = make_work_folder(out) / str(WorkEntry.of_this_process(name))
-    folder.rename(removed)
-    fsync_path(folder.parent)
-    shutil.rmtree(removed, ignore_errors=True)
+
+def staged_folder(out: Path, name: str) -> Path:
+    """Return the folder of a staged result."""
+    return out / ".work" / name
+
+
+def staged_results(out: Path) -> Iterator[tuple[str, str]]:
+    """Yield the case id and the name of each staged result."""
+    for folder in (out / ".work").glob(f"*.{STAGED}"):
+        yield folder.name.partition(".")[0], folder.name
+
+
+def remove_staged(out: Path, name: str) -> None:
+    """Remove a staged result at once."""
+    folder = staged_folder(out, name)
+    removed = folder.with_name(str(WorkEntry.of_this_process(name.partition(".")[0])))
+    with suppress(FileNotFoundError):
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def _provenance(folder: Path) -> ResultProvenance | None:

@@ -8,7 +8,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,8 +17,7 @@ from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
-from scanloom.core import Reason, ScanError, counted
-from scanloom.io.output.early_list import count_early, early_lists, read_early
+from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES, PRIVATE
@@ -151,8 +150,6 @@ def no_results(out: Path, missing: str = "results") -> ScanError:
     detail = f"there are no {missing} in this output folder"
     if not {CASES, "failed", "runs", LISTEN}.intersection(inside):
         detail += ", only an index of scans"
-    if count := count_early(out):
-        detail += f" yet: {provisional_note(count)}"
     return ScanError(Reason.NO_RESULTS, detail, str(out))
 
 
@@ -304,11 +301,9 @@ class PublishedCases(Iterable[Path], Sized):
     ----------
     out : Path
         The output folder.
-    left_out : callable
-        Returns names that are passed over; called after the folders were listed.
     """
 
-    def __init__(self, out: Path, left_out: Callable[[Path], Set[str]] = lambda _: set()) -> None:
+    def __init__(self, out: Path) -> None:
         self._out, self._cases = out, out / CASES
         self._runs: list[bytes] = []
         self._in_place = Counter[bool]()  # by whether they lie in subfolders
@@ -316,7 +311,6 @@ class PublishedCases(Iterable[Path], Sized):
             entries = self._list()
             while run := sorted(itertools.islice(entries, _RUN)):
                 self._runs.append("\n".join(run).encode())
-        self._left_out = left_out(out) if self._runs else set[str]()
 
     def _list(self) -> Iterator[str]:
         """Yield the name of each case, with `_FANNED` if it lies in a subfolder."""
@@ -331,14 +325,13 @@ class PublishedCases(Iterable[Path], Sized):
         for line in heapq.merge(*lines):
             text = line.decode()
             name = text.removesuffix(_FANNED)
-            if name not in self._left_out:
-                yield name, name != text
+            yield name, name != text
 
     def __bool__(self) -> bool:
         return any(True for _ in self._merged())
 
     def __len__(self) -> int:
-        if self._left_out or len(self._in_place) > 1:  # some may lie in both places
+        if len(self._in_place) > 1:  # some may lie in both places
             return sum(1 for _ in self.names())
         return self._in_place.total()
 
@@ -370,26 +363,8 @@ _RUN = 10_000
 
 
 def published_cases(out: Path) -> PublishedCases:
-    """Return the folders of the published cases but provisional ones, sorted by name."""
-    return PublishedCases(out, provisional_cases)
-
-
-def provisional_cases(out: Path) -> set[str]:
-    """Return the names of the cases whose results, if they have one, are provisional.
-
-    They began before the index of their run was complete, and were not compared with it yet: they
-    may be halves of series, and be withdrawn. So they are in no table, report or copy.
-    """
-    return {line.folder for path in early_lists(out) for line in read_early(path)}
-
-
-def provisional_note(count: int) -> str:
-    """Return a sentence on a number of provisional cases: what they are, and become."""
-    return (
-        f"{counted(count, 'case')} that began before the index of a run was complete, provisional "
-        "and left out of tables, reports and copies: that run makes them final when the index is "
-        "complete; if the run has ended, give its command again"
-    )
+    """Return the folders of the published cases, sorted by name."""
+    return PublishedCases(out)
 
 
 def iter_cases(
@@ -546,7 +521,7 @@ CONTENTS: tuple[OutputEntry, ...] = (
     OutputEntry("failed/*.json", "ids"),
     OutputEntry("runs/**", "ids"),
     OutputEntry("engines/*/engine.json", "ids"),
-    OutputEntry(".work/**", "dicom"),  # cases that are being written, or whose process died
+    OutputEntry(".work/**", "dicom"),  # cases being written, or waiting for an index
     OutputEntry(f"{CASES}/{SUBFOLDERS}", "ids"),
     *_result(f"{CASES}/*"),
     OutputEntry("bids/**", "shapes"),

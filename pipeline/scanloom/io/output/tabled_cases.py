@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from scanloom.core import Measurement, ScanError
 from scanloom.io.output import ledger
 from scanloom.io.output.growing_table import write_groups
-from scanloom.io.output.layout import case_folder, provisional_cases
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.measurements import escape_formula, measurements_of_batch
 from scanloom.io.output.parquet_file import open_parquet, parquet_writer, read_errors
 from scanloom.io.output.private import PRIVATE, write_private
@@ -111,7 +111,7 @@ class TabledCases:
     def __init__(self, out: Path, outdated: Collection[str], stems: Sequence[str]) -> None:
         self._out, self._outdated = out, outdated
         self._files = [f"{stem}.{kind}" for stem in stems for kind in ("parquet", "csv")]
-        self._listed = _without(ledger.list_folders(out), provisional_cases(out))
+        self._listed = ledger.list_folders(out)
         self._names = self._listed["name"].combine_chunks()
         self._read = [_schema().empty_table()]
         self._new: list[dict[str, Any]] = []
@@ -249,14 +249,6 @@ class TabledCases:
         """Return the state of each file of the tables that is there."""
         paths = [self._out / name for name in self._files]
         return {path.name: _state(path.stat()) for path in paths if path.exists()}
-
-
-def _without(folders: pa.Table, names: Collection[str]) -> pa.Table:
-    import pyarrow as pa
-    from pyarrow import compute
-
-    is_left_out = compute.is_in(folders["name"], pa.array(sorted(names), pa.string()))
-    return folders.filter(compute.invert(is_left_out)).combine_chunks()
 
 
 def _schema() -> pa.Schema:

@@ -6,10 +6,12 @@ recognized at the next start::
     <name>.<host>.<process>.<start>.<random>.new         being built
     ... .ready                                           complete, about to replace an older result
     ... .old                                             the older result, about to be deleted
+    <case id>.<digest>.early                             complete, until an index confirms it
 
 `scanloom.io.output.case_folder` replaces a published case by three renames: `.new` to `.ready`, the
 case to `.old`, `.ready` to the case. If it was interrupted after the second rename, recovery does
-the third; if before, recovery removes `.ready`.
+the third; if before, recovery removes `.ready`. A staged result (`.early`) belongs to no process:
+a run of its case publishes or removes it.
 """
 
 from __future__ import annotations
@@ -51,6 +53,9 @@ _RUN_FILE = re.compile(rf"({HANDSHAKE_PREFIX}|{LOCK_PREFIX})\..+")
 """Files of `.work` that a run makes besides its lock and temporary files."""
 _BIDS_FOLDER = re.compile(r"bids-[0-9a-f]{8}(-old)?")
 """Folders of `.work` in which `OUT/bids` is rebuilt."""
+
+STAGED = "early"
+"""Suffix of the result of a case that began before its archive was indexed."""
 
 State = Literal["new", "ready", "old"]
 

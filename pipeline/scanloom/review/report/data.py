@@ -20,7 +20,6 @@ from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError, printa
 from scanloom.core.grid import Box
 from scanloom.core.reasons import known_flags
 from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
-from scanloom.io.output.early_list import early_lists, read_early
 from scanloom.io.output.failures import FAILED, failed_cases
 from scanloom.io.output.file_names import PREVIEW, THUMBNAIL, TIMING
 from scanloom.io.output.json_file import read_json
@@ -152,9 +151,7 @@ def _read_cases(
     versions: dict[str, str],
 ) -> Iterator[ReportCase]:
     """Yield the published cases, then those that failed, then other series without a result."""
-    # A failure of a case that began early is as provisional as a result
-    began = {line.case for path in early_lists(out) for line in read_early(path)}
-    failed = failed_cases(out) - began
+    failed = failed_cases(out)
     for case, models_of_case, libraries in iter_cases(out, _published, damaged):
         models |= models_of_case
         versions.clear()

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
-from scanloom.io.output.early_list import count_early
 from scanloom.io.output.failures import FAILED
 from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import provisional_note
 from scanloom.io.output.private import PRIVATE, check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
@@ -224,7 +222,7 @@ def _html(out: Path, kept: dict[str, Any]) -> str:
     runs = valid_runs(reported)
     # one module without imports: a page on disk can't import modules from beside it
     script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
-    style, provisional = page_style(), count_early(out)
+    style = page_style()
     return page_template(_HERE).render(
         **kept["content"],
         data=kept["data"],
@@ -235,7 +233,6 @@ def _html(out: Path, kept: dict[str, Any]) -> str:
         workflow=json.dumps(workflow, indent=2) if workflow else "",
         runs=[run_row(run) for run in runs[:MAX_RUNS]],
         all_runs=summed_runs(runs),
-        provisional=f"{provisional_note(provisional)}." if provisional else "",
     )
 
 

@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import ReferenceRange
 from scanloom.core import Measurement, Reason, ScanError
-from scanloom.io.output.early_list import early_lists
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import (
     case_folder,
     case_parents,
     is_case_name,
-    provisional_cases,
     published_cases,
     read_case,
 )
@@ -169,7 +167,7 @@ class Worklist:
         return [] if case is None else _findings(case, self._cohort)
 
     def update(self, name: str) -> None:
-        """Read a case again if it was replaced, corrected or removed; not a provisional one.
+        """Read a case again if it was replaced, corrected or removed.
 
         Its findings are made anew; its place in the list, and what other cases are compared with,
         stay until the next look that finds another case in `cases/`.
@@ -180,8 +178,6 @@ class Worklist:
             If it can't be read for the moment: then it stays as it was.
         """
         folder = case_folder(self.out, name)
-        if name not in self.cases and name in provisional_cases(self.out):
-            return
         case = self._current(folder)
         with self._swap:
             if case is not None and not self._put(case):
@@ -221,9 +217,7 @@ class Worklist:
         began = time.monotonic()
         whole = True
         with suppress(OSError):  # the folder is gone or can't be read now: the list stays
-            # a list of early cases that is gone makes provisional cases final
-            watched = *case_parents(self.out), *early_lists(self.out)
-            stamps = [*map(_stamp, watched)], _revision_stamps(self.out)
+            stamps = [*map(_stamp, case_parents(self.out))], _revision_stamps(self.out)
             if self._stamps is None or stamps[0] != self._stamps[0]:
                 whole = self._read(stamps[1])
             else:

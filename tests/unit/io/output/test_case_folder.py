@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,17 @@ from scanloom.core import Case, Outputs, ScanError, Series
 from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.index.build import build_index
 from scanloom.io.output.audit import AuditTrail, read_trail
-from scanloom.io.output.case_folder import CaseFolder, withdraw
+from scanloom.io.output.case_folder import (
+    CaseFolder,
+    remove_staged,
+    staged_folder,
+    staged_name,
+    staged_results,
+)
+from scanloom.io.output.growing_table import read_lines
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.layout import case_folder, fan_out
-from scanloom.io.output.private import private_folder
+from scanloom.io.output.private import LEDGER_LINES, private_folder
 from scanloom.io.output.published import ResultState, result_state
 from scanloom.io.output.work_folder import (
     HANDSHAKE_PREFIX,
@@ -63,29 +71,53 @@ def files(out: Path) -> set[str]:
     return {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
 
 
-def test_a_withdrawn_result_never_comes_back(
+def test_a_staged_result_is_recorded_when_it_is_published(tmp_path: Path) -> None:
+    """Until then, OUT is as if it was not there; nobody removes it meanwhile."""
+    trail = AuditTrail(tmp_path, bytes(32))
+    staged = staged_folder(tmp_path, staged_name(CASE, "digest"))
+    with CaseFolder(tmp_path, CASE, target=staged) as folder:
+        document = {"case": CASE, "recipe": "one", "source": {"hash": "s"}, "models": []}
+        write_document(folder.path / "case.json", document)
+        write_document(folder.path / "timing.json", {})
+        assert folder.publish() == staged
+    content = {path.name: path.read_bytes() for path in staged.iterdir()}
+    open_output(tmp_path, KEY)
+    clean_up(tmp_path, time.time() + 1)
+    assert [path.name for path in tmp_path.iterdir()] == [".work"]
+    assert list(staged_results(tmp_path)) == [(CASE, staged.name)]
+    inode = staged.stat().st_ino
+
+    with CaseFolder(tmp_path, CASE, KEY, audit=trail, staged=staged) as folder:
+        published = folder.publish()
+
+    assert published == case_folder(tmp_path, CASE)
+    assert {path.name: path.read_bytes() for path in published.iterdir()} == content
+    assert published.stat().st_ino == inode  # as the ledger has it
+    [line] = read_trail(tmp_path, bytes(32))
+    assert (line["event"], line["case"]) == ("segmented", CASE)
+    with (tmp_path / "private" / LEDGER_LINES).open("rb") as file:
+        assert [(row["name"], row["inode"]) for row in read_lines(file)] == [(CASE, inode)]
+    assert not list((tmp_path / ".work").iterdir())
+
+
+def test_a_staged_result_that_is_removed_never_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even of a process that was killed before it was deleted."""
-    trail = AuditTrail(tmp_path, bytes(32))
-    folder = publish(tmp_path)
-    document = {"case": CASE, "recipe": "one", "source": {"hash": "s"}, "models": []}
-    write_document(folder / "case.json", document)
+    staged = staged_folder(tmp_path, staged_name(CASE, "digest"))
+    with CaseFolder(tmp_path, CASE, target=staged) as folder:
+        folder.publish()
     monkeypatch.setattr(WorkEntry, "is_abandoned", lambda *_: True)
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        withdraw(tmp_path, CASE, trail)
-    assert not folder.exists()
+        remove_staged(tmp_path, staged.name)
+    assert not list(staged_results(tmp_path))
     assert len(list((tmp_path / ".work").iterdir())) == 1
     open_output(tmp_path, KEY)
 
-    assert not folder.exists()
     assert not list((tmp_path / ".work").iterdir())
-    [line] = read_trail(tmp_path, bytes(32))
-    assert (line["event"], line["case"]) == ("withdrawn", CASE)
-    withdraw(tmp_path, CASE, trail)  # there is none
-    assert len(list(read_trail(tmp_path, bytes(32)))) == 1
+    remove_staged(tmp_path, staged.name)  # there is none
 
 
 @both_layouts
