@@ -1,14 +1,15 @@
 """`Relations` between the models of a workflow, and between their structures, as data.
 
 The classes are those of a workflow's file: pydantic reads them with the descriptions and limits in
-the metadata of their fields. Names of models are those of their cards. An ensemble has a name too:
-other relations refer to the ensemble, not to its models.
+the metadata of their fields. Names of models are those of their cards. Ensembles and results with
+a name of their own have names too: other relations refer to these, not to their models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,23 @@ class CropBy(StructuresOf):
 
     margin_mm: float = field(
         default=0.0, metadata={"ge": 0, "description": "Distance around them, mm"}
+    )
+    largest: bool = field(
+        default=False,
+        metadata={"description": "Whether only their largest connected component counts"},
+    )
+
+
+@dataclass(frozen=True)
+class ResultOf:
+    """A model whose result has another name, so that it may run several times on a case."""
+
+    model: str = field(metadata={"description": "Name of the model"})
+    side: Literal["left", "right"] | None = field(
+        default=None,
+        metadata={
+            "description": "Side of the body: labels, names and codes of its structures say so"
+        },
     )
 
 
@@ -69,8 +87,10 @@ class Relations:
 
     Parameters
     ----------
+    results : mapping of str to ResultOf
+        Results of models under names of their own, which replace those of the models.
     crop_by : mapping of str to CropBy
-        Crop of the scan that a model or ensemble sees, by its name.
+        Crop of the scan that a model, ensemble or named result sees, by its name.
     restrict_to : mapping of str to StructuresOf
         Structures outside of which the labels of a model or ensemble become background.
     ensembles : mapping of str to tuple of str
@@ -81,6 +101,7 @@ class Relations:
         Volumes to be measured as shares of others.
     """
 
+    results: Mapping[str, ResultOf] = field(default_factory=dict)
     crop_by: Mapping[str, CropBy] = field(default_factory=dict)
     restrict_to: Mapping[str, StructuresOf] = field(default_factory=dict)
     ensembles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -100,7 +121,7 @@ class Relations:
 
         Other results depend on structures that are not requested themselves: then all are found.
         """
-        depends = self.references or self.unite or self.shares
+        depends = self.references or self.unite or self.shares or self.results
         return () if depends else tuple(requested)
 
     @property

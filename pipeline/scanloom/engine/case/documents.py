@@ -113,11 +113,13 @@ def _related(segmented: SegmentedCase) -> dict[str, Any]:
 
 def _relations(relations: Relations) -> dict[str, Any]:
     return {
+        "results": [{"name": name, **asdict(each)} for name, each in relations.results.items()],
         "crop_by": [
             {
                 "name": name,
                 "around": {"model": crop.model, "structures": crop.structures},
                 "margin_mm": crop.margin_mm,
+                "largest": crop.largest,
             }
             for name, crop in relations.crop_by.items()
         ],

@@ -42,7 +42,7 @@ from scanloom.core import (
     is_slug,
     parse_bytes,
 )
-from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
+from scanloom.core.relations import CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import DEVICES, EXTRAS, FeatureFamily, Modality, Radiomics, take
 
@@ -472,6 +472,11 @@ class Workflow(Section, frozen=True):
         default={},
         description="For models with several inputs: criteria for the series of a study for each "
         "input, by its name and in the model's order; `select` applies to all of them",
+    )
+    results: dict[Name, ResultOf] = Field(
+        default={},
+        description="Models whose results have names of their own, by that name: a model may have "
+        "several, such as one for each side of the body",
     )
     crop_by: Annotated[dict[Name, CropBy], BeforeValidator(names_listed)] = Field(
         default={},
