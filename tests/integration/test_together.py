@@ -222,6 +222,7 @@ def test_one_model_runs_on_two_sides(
             for name, (_, organ) in sides.items()
         },
         shares=[{"of": "rough/spleen", "structures": "liver_left"}],
+        asymmetries=[{"left": "liver_left", "right": "liver_right"}],
     )
     pieces, _ = ndimage.label(alone["rough"] == 2, np.ones((3, 3, 3)))
     sizes = np.bincount(pieces.ravel())[1:]
@@ -244,6 +245,11 @@ def test_one_model_runs_on_two_sides(
     cut = {name for name, row in rows.items() if "CROP_CUT" in row["flags"].split()}
     assert cut == {("far", "spleen_right"), ("far", "liver_right")}
     assert rows["near", "liver_left"]["share_of"] == "rough/spleen"
+    left, right = (int((labels == 2).sum()) for labels in (expected, alone["fine"]))
+    assert float(rows["near", "liver_left"]["asymmetry"]) == pytest.approx(
+        100 * (left - right) / ((left + right) / 2), rel=1e-6
+    )
+    assert rows["far", "liver_right"]["asymmetry_of"] == "near/liver_left : far/liver_right"
     for name, (side, _) in sides.items():
         seg = highdicom.seg.segread(done.case / "dicom" / f"{name}-segmentation.dcm")
         for segment in seg.SegmentSequence:

@@ -82,6 +82,21 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Asymmetry:
+    """Asymmetry index of two volumes, L and R, in percent: 100 (L - R) / ((L + R) / 2)."""
+
+    left: tuple[str, ...] = field(
+        metadata={
+            "min_length": 1,
+            "description": "Structures of the left side, whose volumes are added, as in `shares`",
+        }
+    )
+    right: tuple[str, ...] = field(
+        metadata={"min_length": 1, "description": "Structures of the right side"}
+    )
+
+
+@dataclass(frozen=True)
 class Relations:
     """All relations of a workflow; by default none: every model sees the scan and has a result.
 
@@ -99,6 +114,8 @@ class Relations:
         Label maps of structures of several models, by name.
     shares : tuple of Share
         Volumes to be measured as shares of others.
+    asymmetries : tuple of Asymmetry
+        Volumes of which the asymmetry is measured.
     """
 
     results: Mapping[str, ResultOf] = field(default_factory=dict)
@@ -107,6 +124,7 @@ class Relations:
     ensembles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unite: Mapping[str, Unite] = field(default_factory=dict)
     shares: tuple[Share, ...] = ()
+    asymmetries: tuple[Asymmetry, ...] = ()
 
     def __bool__(self) -> bool:
         return any(getattr(self, relation.name) for relation in fields(self))
@@ -121,7 +139,8 @@ class Relations:
 
         Other results depend on structures that are not requested themselves: then all are found.
         """
-        depends = self.references or self.unite or self.shares or self.results
+        measured = self.shares or self.asymmetries
+        depends = self.references or self.unite or measured or self.results
         return () if depends else tuple(requested)
 
     @property

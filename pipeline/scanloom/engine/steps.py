@@ -48,7 +48,7 @@ from scanloom.io.output.json_file import write_document
 from scanloom.io.output.published import ResultState
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
-from scanloom.ops.measure import add_shares, measure
+from scanloom.ops.measure import add_ratios, measure
 from scanloom.ops.uncertainty import add_uncertainty
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def write(
         if HEAD in present:
             flags = (*flags, Flag.HEAD_IN_VIEW)
         of_results = {flag for s in segmented.segmentations for flag in s.flags}
-        measurements = add_shares(
+        measurements = add_ratios(
             [
                 m
                 for s in segmented.segmentations
@@ -238,7 +238,7 @@ def write(
                 for own in [[f for f in flags if f in s.flags or f not in of_results]]
                 for m in add_uncertainty(measure(s, scan.volume, own), s)
             ],
-            case.relations.shares,
+            case.relations,
         )
     if not any(measurement.voxels for measurement in measurements):
         flags = (*flags, Flag.EMPTY)

@@ -31,7 +31,7 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
-from scanloom.core.relations import CropBy, ResultOf, Share, StructuresOf, Unite
+from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.engine.prepare import estimate_case
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.inference.graph import NO_ENGINE, GraphRun, unite
@@ -284,6 +284,7 @@ def test_relations_reach_a_worker_unchanged(tmp_path: Path) -> None:
         ensembles={"mean": ("c", "d")},
         unite={"all": Unite((StructuresOf("mean", ("part-2",)), StructuresOf("a")))},
         shares=(Share(("a/part-1",), ("b/part-2",)),),
+        asymmetries=(Asymmetry(("a/part-1",), ("a/part-2",)),),
     )
     case = Case("a" * 26, Series("nifti", ()), Outputs(), "", "", relations=relations)
     case_file = CaseFile(tmp_path / "cases")

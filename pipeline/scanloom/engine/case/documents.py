@@ -132,6 +132,7 @@ def _relations(relations: Relations) -> dict[str, Any]:
         ],
         "unite": [{"name": name, **asdict(union)} for name, union in relations.unite.items()],
         "shares": [asdict(share) for share in relations.shares],
+        "asymmetries": [asdict(each) for each in relations.asymmetries],
     }
 
 
