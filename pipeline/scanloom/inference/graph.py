@@ -244,7 +244,8 @@ class GraphRun:
             )
             result = replace(result, layers=tuple(layers))
         if result.model != node.name:
-            result = replace(result, model=node.name, sources=(result.model,))
+            version = f"{result.model} {result.version}"
+            result = replace(result, model=node.name, version=version, sources=(result.model,))
         return result
 
     def _empty(self, node: Node) -> Segmentation:

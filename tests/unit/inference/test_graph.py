@@ -145,6 +145,7 @@ def test_a_model_runs_for_each_of_its_results(cards: list[ModelCard]) -> None:
         expected = np.where(two_sides() == number, drawn(1), 0)
         np.testing.assert_array_equal(results[name].layers[0].labels, expected)
         assert (results[name].model, results[name].sources) == (name, ("b",))
+        assert results[name].version == "b 1"
         found = [(s.label, s.laterality and s.laterality.meaning) for s in results[name].structures]
         assert found == [(f"part-{n}_{side}", side.title()) for n in (1, 2)]
     structures = structures_of_results([model.card for model in models], relations)
