@@ -214,24 +214,24 @@ class GraphRun:
         if crop is None or crop in self._views:
             return self._views[crop]
         with self._clock.step("relate"):
-            found = [
+            layers = [
                 (layer.labels, numbers)
                 for layer in self._results[crop.model].layers
                 if (numbers := [s.number for s in layer.structures if crop.includes(s.label)])
             ]
-            box = union_of_boxes(box_of_labels(*each) for each in found)
+            box = union_of_boxes(box_of_labels(*each) for each in layers)
             self._views[crop] = None
             if box is not None:
                 if crop.largest:
-                    box = box_of_largest(found, box)
+                    box = box_of_largest(layers, box)
                 margin = margin_voxels(grid, crop.margin_mm)
                 if node.by_card:
                     x, y, z = (int(n) for n in crop.margin_mm / nifti_spacing(grid))
                     margin = (x, y, z)
-                asked = tuple(n + 2 * m for n, m in zip(box.shape, margin, strict=True))
+                requested = tuple(n + 2 * m for n, m in zip(box.shape, margin, strict=True))
                 box = enlarge_box(box, margin, grid.shape)
                 volumes = [crop_volume(v, box) for v in self._volumes]
-                self._views[crop] = _View(volumes, box, cut=box.shape != asked)
+                self._views[crop] = _View(volumes, box, cut=box.shape != requested)
         return self._views[crop]
 
     def _named(self, node: Node, result: Segmentation) -> Segmentation:

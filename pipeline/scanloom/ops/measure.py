@@ -355,15 +355,15 @@ def resolve_asymmetries(
     """
     sides_of: dict[Name, Sides] = {}
     for each in asymmetries:
-        left, right = (
+        first, second = (
             tuple(_resolve("asymmetries", name, known) for name in side)
             for side in (each.left, each.right)
         )
-        for member in (*left, *right):
-            if member in sides_of or (*left, *right).count(member) > 1:
+        for member in (*first, *second):
+            if member in sides_of or (*first, *second).count(member) > 1:
                 detail = f"asymmetries: {'/'.join(member)} is named twice"
                 raise ScanError(Reason.WORKFLOW, detail)
-        sides_of |= dict.fromkeys((*left, *right), (left, right))
+        sides_of |= dict.fromkeys((*first, *second), (first, second))
     return sides_of
 
 
@@ -394,10 +394,11 @@ def asymmetry_of(sides: Sides, voxels: Mapping[Name, int | None]) -> float | Non
     It is 100 (L - R) / ((L + R) / 2), from -200 to 200, and None if both are empty.
     """
     counts = [[voxels[name] for name in side] for side in sides]
-    left, right = (sum(n for n in side if n is not None) for side in counts)
-    if left + right == 0 or None in (*counts[0], *counts[1]):
+    if None in (*counts[0], *counts[1]):
         return None
-    return 200 * (left - right) / (left + right)
+    n_left, n_right = (sum(n for n in side if n is not None) for side in counts)
+    total = n_left + n_right
+    return 200 * (n_left - n_right) / total if total else None
 
 
 def share_of(name: Name, whole: Sequence[Name], voxels: Mapping[Name, int]) -> float | None:

@@ -131,11 +131,11 @@ def check_measurements(
                 whole, sides = wholes.get(name), sides_of.get(name)
                 share = None if whole is None else share_of(name, whole, counts)
                 asymmetry = None if sides is None else asymmetry_of(sides, searched)
-                for column, wanted, value in (
+                for column, terms, value in (
                     ("share", whole, share),
                     ("asymmetry", sides, asymmetry),
                 ):
-                    is_named = bool(row[f"{column}_of"]) == (wanted is not None)
+                    is_named = bool(row[f"{column}_of"]) == (terms is not None)
                     if not is_named or not _is_number(row[column], value):
                         detail = f"the {column} of {row['label']} is not that of its voxels"
                         raise mismatch_error(detail)
