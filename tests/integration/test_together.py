@@ -8,12 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import highdicom
 import nibabel as nib
 import numpy as np
 import pydicom
 import pytest
 import yaml
 from pyarrow import parquet
+from scipy import ndimage
 
 import scanloom as product
 from scanloom.cards.card import ScaleRange
@@ -198,6 +200,68 @@ def test_crop_and_restriction(
     np.testing.assert_array_equal(done.labels("other"), inside)
     np.testing.assert_array_equal(done.labels("rough"), alone["rough"])
     assert done.document["relations"]["crop_by"][0]["name"] == "fine"
+
+
+@pytest.mark.thorough
+def test_one_model_runs_on_two_sides(
+    tmp_path: Path,
+    archive: Path,
+    models: dict[str, Path],
+    alone: dict[str, Labels],
+    scan: Volume,
+) -> None:
+    """`fine` sees a box inside the scan for one side, and all of the scan for the other."""
+    sides = {"near": ("left", "liver"), "far": ("right", "spleen")}
+    done = Outcome(
+        tmp_path,
+        archive,
+        {name: models[name] for name in ("fine", "rough")},
+        results={name: {"model": "fine", "side": side} for name, (side, _) in sides.items()},
+        crop_by={
+            name: {"model": "rough", "structures": organ, "margin_mm": 2.0, "largest": True}
+            for name, (_, organ) in sides.items()
+        },
+        shares=[{"of": "rough/spleen", "structures": "liver_left"}],
+        asymmetries=[{"left": "liver_left", "right": "liver_right"}],
+    )
+    pieces, _ = ndimage.label(alone["rough"] == 2, np.ones((3, 3, 3)))
+    sizes = np.bincount(pieces.ravel())[1:]
+    assert sizes.size > 1
+    at = np.argwhere(np.isin(pieces, 1 + np.flatnonzero(sizes == sizes.max())))
+    margin = np.ceil(2.0 / np.array(scan.grid.spacing)).astype(int)
+    box = tuple(
+        slice(a, b) for a, b in zip(at.min(0) - margin, at.max(0) + margin + 1, strict=True)
+    )
+    affine = np.array(scan.grid.affine)
+    affine[:3, 3] = scan.grid.world([each.start for each in box])
+    crop = Volume(scan.array[box], Grid(scan.array[box].shape, affine), "HU", "CT")
+    expected = np.zeros(SHAPE, np.uint8)
+    expected[box] = labels_of(models, "fine", crop)
+    np.testing.assert_array_equal(done.labels("near"), expected)
+    np.testing.assert_array_equal(done.labels("far"), alone["fine"])
+
+    rows = {(row["model"], row["label"]): row for row in done.rows}
+    assert {model for model, _ in rows} == {"near", "far", "rough"}
+    cut = {name for name, row in rows.items() if "CROP_CUT" in row["flags"].split()}
+    assert cut == {("far", "spleen_right"), ("far", "liver_right")}
+    assert rows["near", "liver_left"]["share_of"] == "rough/spleen"
+    left, right = (int((labels == 2).sum()) for labels in (expected, alone["fine"]))
+    assert float(rows["near", "liver_left"]["asymmetry"]) == pytest.approx(
+        100 * (left - right) / ((left + right) / 2), rel=1e-6
+    )
+    assert rows["far", "liver_right"]["asymmetry_of"] == "near/liver_left : far/liver_right"
+    for name, (side, _) in sides.items():
+        seg = highdicom.seg.segread(done.case / "dicom" / f"{name}-segmentation.dcm")
+        for segment in seg.SegmentSequence:
+            [anatomy] = segment.SegmentedPropertyTypeCodeSequence
+            [code] = anatomy.SegmentedPropertyTypeModifierCodeSequence
+            assert code.CodeMeaning == side.title()
+    assert [model["name"] for model in done.document["models"]] == ["fine", "rough"]
+    assert [(r["name"], r["models"]) for r in done.document["results"]] == [
+        ("near", ["fine"]),
+        ("far", ["fine"]),
+    ]
+    assert scanloom("verify", done.out).code == 0
 
 
 @pytest.mark.thorough

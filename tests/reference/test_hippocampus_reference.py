@@ -1,19 +1,30 @@
-"""hippocampus_mr on the cases that its training and validation never saw."""
+"""hippocampus_mr on cases that its training never saw, and inside a whole head by the workflow."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
+from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, ornt_transform
+from numpy.typing import NDArray
 
 from scanloom import load_volume
+from scanloom.cards.card import ModelCard
+from scanloom.cards.graph import graph_of
 from scanloom.convert.conversion import load_card
-from scanloom.core import ComputeOptions
+from scanloom.core import ComputeOptions, Grid, Layer, Segmentation, StepTimer, Volume
+from scanloom.engine.workflow.schema import read_workflow
+from scanloom.inference.engines.selection import torch_choice
+from scanloom.inference.graph import GraphRun
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.training.cases import find_cases
 from scanloom.training.recipe import read_recipe
+from support.brainchop import brainchop
+from support.case_folders import RIGHT_HANDED
 from support.real_scans import ROOT, scans
 
 pytestmark = pytest.mark.reference
@@ -56,3 +67,54 @@ def test_a_crop_as_dicom_has_the_volume_of_a_hippocampus(predictor: TorchPredict
     ml = [(labels == number).sum() * volume.grid.voxel_volume / 1000 for number in (1, 2)]
     assert 1.5 < sum(ml) < 5.5
     assert min(ml) > 0.3 * sum(ml)
+
+
+class StoredFinder:
+    """The finder's stored labels of brainchop's sample head: they take minutes to make."""
+
+    device_name, precision_name, changes = "cpu", "float32", ""
+    engine = torch_choice("stored labels")
+
+    def __init__(self, card: ModelCard, labels: NDArray[np.uint8]) -> None:
+        self.card, self._labels = card, labels
+
+    def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:
+        layer = Layer(self._labels, self.card.structures)
+        return Segmentation(self.card.name, (layer,), volume.grid, "1")
+
+
+def test_a_head_in_24_axis_orders_has_the_same_hippocampi(predictor: TorchPredictor) -> None:
+    """1.5 to 5.5 ml a side, where the finder sees them, and equal in all right-handed orders."""
+    relations = read_workflow(ROOT / "workflows" / "hippocampus-volumetry.yaml").relations
+    finder = load_card(brainchop("model21_104class"))
+    head = load_volume(brainchop("reference/t1_crop.nii.gz"), modality="MR")
+    image = nib.load(brainchop("reference/t1_crop_model21_104class.nii.gz"))
+    found = np.asarray(image.dataobj).astype(np.uint8)
+    nodes = [
+        node
+        for node in graph_of([finder.name, predictor.card.name], relations)
+        if node.name in ("left", "right", finder.name)
+    ]
+    stored = axcodes2ornt(head.grid.axis_codes)
+    number_of = {structure.label: structure.number for structure in finder.structures}
+    counts = set()
+    for order in RIGHT_HANDED:
+        change = ornt_transform(stored, axcodes2ornt(order))
+        array, labels = (
+            np.asfortranarray(apply_orientation(each, change)) for each in (head.array, found)
+        )
+        affine = head.grid.affine @ inv_ornt_aff(change, head.grid.shape)
+        volume = replace(head, array=array, grid=Grid(array.shape, affine))
+        models = [StoredFinder(finder, labels), predictor]
+        results = GraphRun(nodes, models, (volume,), StepTimer()).run()
+        voxels = []
+        for side, sign in (("left", -1), ("right", 1)):
+            assert results[side].flags == predictor.card.flags
+            number = number_of[f"{side}_hippocampus"]
+            ours, theirs = results[side].layers[0].labels, labels == number
+            assert 2 * ((ours > 0) & theirs).sum() > 0.7 * ((ours > 0).sum() + theirs.sum())
+            assert sign * volume.grid.world(np.argwhere(ours > 0).mean(axis=0))[0] > 10
+            assert 1500 < np.count_nonzero(ours) < 5500
+            voxels += [int((ours == n).sum()) for n in (1, 2)]
+        counts.add(tuple(voxels))
+    assert len(counts) == 1, counts

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
-from scanloom.core import Flag, Reason, ScanError, Volume
+from scanloom.core import Flag, Grid, Reason, ScanError, Volume
 
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
@@ -116,14 +116,34 @@ def check_scan(
     for name, flag, problem in (
         ("intensity", Flag.HU_IMPLAUSIBLE, _intensity(volume, checks)),
         ("spacing", Flag.SPACING_IMPLAUSIBLE, _axes(volume.grid.spacing, checks.spacing)),
-        ("extent", Flag.FOV_IMPLAUSIBLE, _axes(volume.grid.extent, checks.extent)),
     ):
-        if problem is None:
-            continue
-        if name in checks.refuse:
-            raise ScanError(Reason.IMPLAUSIBLE, f"{name}: {problem}")
-        flags.append(flag)
+        flags += _judged(name, flag, problem, checks)
+    flags += check_extent(volume.grid, card)
     return tuple(dict.fromkeys(flags))
+
+
+def check_extent(grid: Grid, card: ModelCard) -> tuple[Flag, ...]:
+    """Check the extent of what a model sees: of a scan, or of a crop.
+
+    Returns
+    -------
+    tuple of Flag
+        FOV_IMPLAUSIBLE if it is not that of the card.
+
+    Raises
+    ------
+    ScanError
+        IMPLAUSIBLE if the card refuses such scans.
+    """
+    problem = _axes(grid.extent, card.checks.extent)
+    return _judged("extent", Flag.FOV_IMPLAUSIBLE, problem, card.checks)
+
+
+def _judged(name: str, flag: Flag, problem: str | None, checks: Checks) -> tuple[Flag, ...]:
+    """Return the flag of a failed check; IMPLAUSIBLE is raised if the card refuses the scan."""
+    if problem is not None and name in checks.refuse:
+        raise ScanError(Reason.IMPLAUSIBLE, f"{name}: {problem}")
+    return () if problem is None else (flag,)
 
 
 def check_modalities(modalities: Sequence[str | None], card: ModelCard) -> tuple[Flag, ...]:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from scanloom.core import Code, Structure, slug
 from scanloom.core.segmentation import Color
@@ -430,13 +430,37 @@ def structure_of_entry(entry: Mapping[str, Any]) -> Structure:
     )
 
 
+def sided(structure: Structure, side: Literal["left", "right"]) -> Structure:
+    """Return a structure as that of a side of the body: label, name, code and colour say so.
+
+    Raises
+    ------
+    ValueError
+        If it has a side already, or its label becomes too long.
+    """
+    if structure.laterality is not None:
+        raise ValueError(f"{structure.label} has a side already")
+    lateral = replace(
+        structure,
+        label=f"{structure.label}_{side}",
+        name=f"{structure.name}, {side}",
+        laterality=LEFT if side == "left" else RIGHT,
+    )
+    return replace(lateral, color=_of_side(structure.color, lateral))
+
+
 def table_color(structure: Structure) -> Color | None:
     """Return the colour of a structure's code and side; None if the table lacks the code."""
     entry = _color_table().get(structure.type.value)
     if entry is None:
         return None
+    return _of_side(entry[1], structure)
+
+
+def _of_side(color: Color, structure: Structure) -> Color:
+    """Return a colour as the structures of a side have it: darker on the right."""
     right = structure.laterality is not None and structure.laterality.value == RIGHT.value
-    red, green, blue = (round(c * RIGHT_SHADE) if right else c for c in entry[1])
+    red, green, blue = (round(c * RIGHT_SHADE) if right else c for c in color)
     return red, green, blue
 
 

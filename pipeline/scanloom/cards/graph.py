@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.codes import sided
 from scanloom.core import Reason, Relations, ScanError, Structure, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, CropBy, StructuresOf, Unite
 
@@ -39,9 +40,11 @@ class Node:
         Structures of another node outside of which its labels become background.
     channels_of : str or None
         Node whose structures are further input channels.
-    by_header : bool
-        Whether the margin of its crop is rounded down to voxels, with the spacing of a NIfTI
-        header (TotalSegmentator); else up.
+    side : "left", "right" or None
+        Side of the body of its structures.
+    by_card : bool
+        Whether its crop is that of a card (TotalSegmentator): the margin is rounded down to voxels,
+        with the spacing of a NIfTI header, and any extent will do. Else it is rounded up.
     has_result : bool
         Whether it is more than a step to another node's result.
     """
@@ -51,7 +54,8 @@ class Node:
     crop: CropBy | None = None
     inside: StructuresOf | None = None
     channels_of: str | None = None
-    by_header: bool = False
+    side: Literal["left", "right"] | None = None
+    by_card: bool = False
     has_result: bool = True
 
     @property
@@ -60,16 +64,22 @@ class Node:
         needed = {each.model for each in (self.crop, self.inside) if each is not None}
         return frozenset(needed if self.channels_of is None else {*needed, self.channels_of})
 
+    def structures(self, cards: Sequence[ModelCard]) -> tuple[Structure, ...]:
+        """Return the structures of its result; `cards` are those of the graph's models."""
+        own = cards[self.members[0]].structures
+        return own if self.side is None else tuple(sided(each, self.side) for each in own)
+
 
 def graph_of(names: Sequence[str], relations: Relations = NO_RELATIONS) -> tuple[Node, ...]:
     """Return the nodes of a workflow's models, by name, in the order of the workflow."""
-    ensemble_of = {model: name for name, each in relations.ensembles.items() for model in each}
+    models_of = {**relations.ensembles, **{n: (r.model,) for n, r in relations.results.items()}}
     nodes: dict[str, Node] = {}
     for model in names:
-        name = ensemble_of.get(model, model)
-        members = tuple(names.index(each) for each in relations.ensembles.get(name, (model,)))
-        crop, inside = relations.crop_by.get(name), relations.restrict_to.get(name)
-        nodes.setdefault(name, Node(name, members, crop, inside))
+        for name in [name for name, models in models_of.items() if model in models] or [model]:
+            members = tuple(names.index(each) for each in models_of.get(name, (model,)))
+            crop, inside = relations.crop_by.get(name), relations.restrict_to.get(name)
+            side = relations.results[name].side if name in relations.results else None
+            nodes.setdefault(name, Node(name, members, crop, inside, side=side))
     return tuple(nodes.values())
 
 
@@ -89,7 +99,7 @@ def stage_graph(card: ModelCard) -> tuple[tuple[Node, Node], tuple[ModelCard, Mo
         return (first, replace(own, channels_of=FIRST_STAGE)), (stage.card, card)
     crop = CropBy(FIRST_STAGE, stage.labels, stage.margin)
     cropped = replace(card, stage=None, before=(*stage.steps, *card.before))
-    return (first, replace(own, crop=crop, by_header=True)), (stage.card, cropped)
+    return (first, replace(own, crop=crop, by_card=True)), (stage.card, cropped)
 
 
 def running_order(nodes: Sequence[Node], group_of: Mapping[str, Hashable]) -> tuple[Node, ...]:
@@ -172,7 +182,7 @@ def _structures_of_nodes(
     cards: Sequence[ModelCard], relations: Relations
 ) -> dict[str, tuple[Structure, ...]]:
     nodes = graph_of([card.name for card in cards], relations)
-    return {node.name: cards[node.members[0]].structures for node in nodes}
+    return {node.name: node.structures(cards) for node in nodes}
 
 
 def united_structures(
@@ -199,6 +209,12 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
         return
     names = [card.name for card in cards]
     _check_names(names, relations)
+    for name, result in relations.results.items():
+        try:
+            for structure in cards[names.index(result.model)].structures:
+                _ = structure if result.side is None else sided(structure, result.side)
+        except ValueError as exc:
+            raise ScanError(Reason.WORKFLOW, f"results.{name}: {exc}") from exc
     for name, models in relations.ensembles.items():
         _check_ensemble(name, [cards[names.index(model)] for model in models])
     structures = _structures_of_nodes(cards, relations)
@@ -221,22 +237,31 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
 
 
 def _check_names(models: Sequence[str], relations: Relations) -> None:
-    """Refuse names of results that are taken, and ensembles of unknown models."""
+    """Refuse names of results that are taken, and results of unknown models."""
     taken = set(models)
-    for key, entries in (("ensembles", relations.ensembles), ("unite", relations.unite)):
+    entries: Collection[str]
+    for key, entries in (
+        ("results", relations.results),
+        ("ensembles", relations.ensembles),
+        ("unite", relations.unite),
+    ):
         for name in entries:
             if name in taken:
                 detail = f"{key}.{name}: a model or another result has this name"
                 raise ScanError(Reason.WORKFLOW, detail)
             taken.add(name)
-    members: set[str] = set()
+    for name, result in relations.results.items():
+        if result.model not in models:
+            detail = f"results.{name}.model: {did_you_mean(result.model, models)}"
+            raise ScanError(Reason.WORKFLOW, detail)
+    members: set[str] = {result.model for result in relations.results.values()}
     for name, ensemble in relations.ensembles.items():
         for model in ensemble:
             if model not in models:
                 detail = f"ensembles.{name}: {did_you_mean(model, models)}"
                 raise ScanError(Reason.WORKFLOW, detail)
             if model in members:
-                detail = f"ensembles.{name}: {model} is in an ensemble already"
+                detail = f"ensembles.{name}: {model} has another result already"
                 raise ScanError(Reason.WORKFLOW, detail)
             members.add(model)
 

@@ -37,6 +37,11 @@ class Measurement:
         Volume as a share of that of `share_of`, if requested; None of an empty whole.
     share_of : str or None
         The whole: MODEL/LABEL, several joined by " + ".
+    asymmetry : float or None
+        Asymmetry index of `asymmetry_of`, in percent, positive if the left is larger, if requested;
+        None if both are empty, or a model was not run on one (CROP_EMPTY).
+    asymmetry_of : str or None
+        Structures of the left and of the right side, as `share_of`, with " : " between them.
     entropy, disagreement : float or None
         Mean of the maps of uncertainty in the structure, 0 to 1, if they were requested.
 
@@ -63,5 +68,7 @@ class Measurement:
     flags: tuple[Flag, ...] = ()
     share: float | None = None
     share_of: str | None = None
+    asymmetry: float | None = None
+    asymmetry_of: str | None = None
     entropy: float | None = None
     disagreement: float | None = None

@@ -352,6 +352,10 @@ class Flag(Enum):
     )
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
     CROP_EMPTY = "The structures that a model is cropped to were not found; it was not run"
+    CROP_CUT = (
+        "The scan ends within the margin around the structures that a model is cropped to: it saw "
+        "less than it should"
+    )
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
     HALF_WRONG = "This machine's libraries compute half precision wrong; the network ran in float32"
     DEVICE_TOO_SMALL = (

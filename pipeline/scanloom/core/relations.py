@@ -1,14 +1,15 @@
 """`Relations` between the models of a workflow, and between their structures, as data.
 
 The classes are those of a workflow's file: pydantic reads them with the descriptions and limits in
-the metadata of their fields. Names of models are those of their cards. An ensemble has a name too:
-other relations refer to the ensemble, not to its models.
+the metadata of their fields. Names of models are those of their cards. Ensembles and results with
+a name of their own have names too: other relations refer to these, not to their models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,23 @@ class CropBy(StructuresOf):
 
     margin_mm: float = field(
         default=0.0, metadata={"ge": 0, "description": "Distance around them, mm"}
+    )
+    largest: bool = field(
+        default=False,
+        metadata={"description": "Whether only their largest connected component counts"},
+    )
+
+
+@dataclass(frozen=True)
+class ResultOf:
+    """A model whose result has another name, so that it may run several times on a case."""
+
+    model: str = field(metadata={"description": "Name of the model"})
+    side: Literal["left", "right"] | None = field(
+        default=None,
+        metadata={
+            "description": "Side of the body: labels, names and codes of its structures say so"
+        },
     )
 
 
@@ -64,13 +82,30 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Asymmetry:
+    """Asymmetry index of two volumes, L and R, in percent: 100 (L - R) / ((L + R) / 2)."""
+
+    left: tuple[str, ...] = field(
+        metadata={
+            "min_length": 1,
+            "description": "Structures of the left side, whose volumes are added, as in `shares`",
+        }
+    )
+    right: tuple[str, ...] = field(
+        metadata={"min_length": 1, "description": "Structures of the right side"}
+    )
+
+
+@dataclass(frozen=True)
 class Relations:
     """All relations of a workflow; by default none: every model sees the scan and has a result.
 
     Parameters
     ----------
+    results : mapping of str to ResultOf
+        Results of models under names of their own, which replace those of the models.
     crop_by : mapping of str to CropBy
-        Crop of the scan that a model or ensemble sees, by its name.
+        Crop of the scan that a model, ensemble or named result sees, by its name.
     restrict_to : mapping of str to StructuresOf
         Structures outside of which the labels of a model or ensemble become background.
     ensembles : mapping of str to tuple of str
@@ -79,13 +114,17 @@ class Relations:
         Label maps of structures of several models, by name.
     shares : tuple of Share
         Volumes to be measured as shares of others.
+    asymmetries : tuple of Asymmetry
+        Volumes of which the asymmetry is measured.
     """
 
+    results: Mapping[str, ResultOf] = field(default_factory=dict)
     crop_by: Mapping[str, CropBy] = field(default_factory=dict)
     restrict_to: Mapping[str, StructuresOf] = field(default_factory=dict)
     ensembles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unite: Mapping[str, Unite] = field(default_factory=dict)
     shares: tuple[Share, ...] = ()
+    asymmetries: tuple[Asymmetry, ...] = ()
 
     def __bool__(self) -> bool:
         return any(getattr(self, relation.name) for relation in fields(self))
@@ -100,7 +139,8 @@ class Relations:
 
         Other results depend on structures that are not requested themselves: then all are found.
         """
-        depends = self.references or self.unite or self.shares
+        measured = self.shares or self.asymmetries
+        depends = self.references or self.unite or measured or self.results
         return () if depends else tuple(requested)
 
     @property

@@ -38,7 +38,7 @@ from scanloom.engine.prepare import (
     file_states,
     placement_of,
 )
-from scanloom.inference.graph import GraphRun, Predictor, unite
+from scanloom.inference.graph import NO_ENGINE, GraphRun, Predictor, unite
 from scanloom.io.extras import rtstruct, sr
 from scanloom.io.output import file_names
 from scanloom.io.output.audit import AuditTrail
@@ -48,7 +48,7 @@ from scanloom.io.output.json_file import write_document
 from scanloom.io.output.published import ResultState
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
-from scanloom.ops.measure import add_shares, measure
+from scanloom.ops.measure import add_ratios, measure
 from scanloom.ops.uncertainty import add_uncertainty
 
 if TYPE_CHECKING:
@@ -161,10 +161,10 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.append(Flag.SHEARED)
     relations, clock = loaded.case.relations, loaded.clock
     nodes = graph_of([predictor.card.name for predictor in predictors], relations)
-    cropped = {n for node in nodes if node.crop is not None for n in node.members}
+    whole = {n for node in nodes if node.crop is None for n in node.members}
     for n, predictor in enumerate(predictors):
         card = predictor.card
-        if n in cropped:  # its extent is for the crop, which is found later
+        if n not in whole:  # its extent is for the crop, which is found later
             card = replace(card, checks=replace(card.checks, extent=None))
         flags.extend(check_scan(volume, card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
@@ -175,7 +175,9 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.append(Flag.SR_NOT_POSSIBLE)
     labels = relations.labels_to_compute(outputs.structures)
     clock.networks = sum(
-        len([*networks(needed_parts(predictor.card, labels))]) for predictor in predictors
+        len([*networks(needed_parts(predictors[n].card, labels))])
+        for node in nodes
+        for n in node.members
     )
     run = GraphRun(
         nodes,
@@ -190,7 +192,9 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         united = [unite(name, union, results) for name, union in relations.unite.items()]
     segmentations = tuple(keep_structures((*own, *united), outputs))
     flags.extend(flag for result in results.values() for flag in result.flags)
-    result_of = {predictors[n]: results[node.name] for node in nodes for n in node.members}
+    # Of a model with several results, one for which it was run
+    ran_last = sorted(nodes, key=lambda node: results[node.name].engine != NO_ENGINE)
+    result_of = {predictors[n]: results[node.name] for node in ran_last for n in node.members}
     placements = tuple(
         (
             result_of[predictor].device or predictor.device_name,
@@ -229,13 +233,16 @@ def write(
         present = conditions_of(scan.volume, cards)
         if HEAD in present:
             flags = (*flags, Flag.HEAD_IN_VIEW)
-        measurements = add_shares(
+        of_results = {flag for s in segmented.segmentations for flag in s.flags}
+        measurements = add_ratios(
             [
                 m
                 for s in segmented.segmentations
-                for m in add_uncertainty(measure(s, scan.volume, flags), s)
+                # A crop of nothing, say, is a flag of its own result, not of all in the case
+                for own in [[f for f in flags if f in s.flags or f not in of_results]]
+                for m in add_uncertainty(measure(s, scan.volume, own), s)
             ],
-            case.relations.shares,
+            case.relations,
         )
     if not any(measurement.voxels for measurement in measurements):
         flags = (*flags, Flag.EMPTY)

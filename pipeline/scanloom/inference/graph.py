@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from scanloom.cards.card import ModelCard, Threshold
+from scanloom.cards.check import check_extent
+from scanloom.cards.codes import sided
 from scanloom.cards.graph import Node, running_order, united_structures
-from scanloom.core import Flag, Layer, Segmentation, StepTimer, Volume
+from scanloom.core import Flag, Layer, ScanError, Segmentation, StepTimer, Volume
 from scanloom.core.engines import EngineChoice, all_engines
 from scanloom.core.grid import Box
 from scanloom.core.relations import CropBy, Unite
 from scanloom.inference.geometry import nifti_spacing
 from scanloom.ops.label_maps import (
     box_of_labels,
+    box_of_largest,
     crop_volume,
     enlarge_box,
     margin_voxels,
@@ -73,6 +76,16 @@ class Predictor(Protocol):
         """
 
 
+@dataclass(frozen=True, eq=False)
+class _View:
+    """The part of a scan that a node sees: its input channels in a box; None for all of it."""
+
+    volumes: Sequence[Volume]
+    box: Box | None = None
+    cut: bool = False
+    """Whether the margin around structures reaches beyond the scan."""
+
+
 def sharing_groups(nodes: Sequence[Node], cards: Sequence[ModelCard]) -> dict[str, Hashable]:
     """Return, by name, a key that is equal for nodes that need the same resampled scan."""
     if len(nodes) == 1:
@@ -115,8 +128,7 @@ class GraphRun:
         self._volumes, self._grid = volumes, volumes[0].grid
         self._clock, self._uncertainty = clock, uncertainty
         # The part of the scan that nodes see, by their crop; None if they see nothing
-        self._views: dict[CropBy | None, tuple[Sequence[Volume], Box | None] | None]
-        self._views = {None: (volumes, None)}
+        self._views: dict[CropBy | None, _View | None] = {None: _View(volumes)}
         self._shared = self._shared_scans() if shared is None else {nodes[-1].name: shared}
         self._results: dict[str, Segmentation] = {}
 
@@ -131,7 +143,9 @@ class GraphRun:
         groups = sharing_groups(self._nodes, [predictor.card for predictor in self._predictors])
         for node in running_order(self._nodes, groups):
             view = self._view(node)
-            result = self._empty(node) if view is None else self._predict(node, *view)
+            result = self._empty(node) if view is None else self._predict(node, view)
+            if node.has_result:
+                result = self._named(node, result)
             if node.inside is not None:
                 with self._clock.step("relate"):
                     limits = self._results[node.inside.model]
@@ -153,8 +167,9 @@ class GraphRun:
         shared = {crop: SharedScan(models) for crop, models in users.items()}
         return {node.name: shared[node.crop] for node in self._nodes}
 
-    def _predict(self, node: Node, volumes: Sequence[Volume], box: Box | None) -> Segmentation:
-        """Return the structures of a node in the box of the scan that it sees; None for all."""
+    def _predict(self, node: Node, view: _View) -> Segmentation:
+        """Return the structures of a node in the part of the scan that it sees."""
+        flags = self._check_crop(node, view)
         members = [self._predictors[n] for n in node.members]
         predictor, shared = members[0], self._shared.get(node.name)
         if len(members) > 1:
@@ -164,9 +179,9 @@ class GraphRun:
             single = [each for each in members if isinstance(each, TorchPredictor)]
             predictor = Ensemble(node.name, single)
         result = predictor.predict(
-            volumes[0],
+            view.volumes[0],
             self._clock,
-            further_channels=volumes[1:],
+            further_channels=view.volumes[1:],
             previous=None if node.channels_of is None else self._results[node.channels_of],
             shared=shared,
             uncertainty=self._uncertainty and node.has_result,
@@ -176,28 +191,62 @@ class GraphRun:
                 shared.finish(member.card, member.device_name)
         if len(members) > 1:
             result = replace(result, sources=tuple(member.card.name for member in members))
-        return result if box is None else paste_segmentation(result, box, self._grid)
+        result = replace(result, flags=(*result.flags, *flags))
+        return result if view.box is None else paste_segmentation(result, view.box, self._grid)
 
-    def _view(self, node: Node) -> tuple[Sequence[Volume], Box | None] | None:
-        """Return the input channels that a node sees, and their box; None if it sees nothing."""
+    def _check_crop(self, node: Node, view: _View) -> list[Flag]:
+        """Return the flags of the crop that a workflow gives a node, or refuse its extent."""
+        crop, grid = node.crop, view.volumes[0].grid
+        if crop is None or node.by_card:
+            return []
+        flags = [Flag.CROP_CUT] if view.cut else []
+        for n in node.members:
+            try:
+                flags += check_extent(grid, self._predictors[n].card)
+            except ScanError as exc:
+                around = f"{node.name}, the crop around {', '.join(crop.structures) or crop.model}"
+                raise ScanError(exc.reason, f"{around}: {exc.detail}") from exc
+        return flags
+
+    def _view(self, node: Node) -> _View | None:
+        """Return the part of the scan that a node sees; None if it sees nothing."""
         crop, grid = node.crop, self._grid
         if crop is None or crop in self._views:
             return self._views[crop]
         with self._clock.step("relate"):
-            box = union_of_boxes(
-                box_of_labels(layer.labels, numbers)
+            layers = [
+                (layer.labels, numbers)
                 for layer in self._results[crop.model].layers
                 if (numbers := [s.number for s in layer.structures if crop.includes(s.label)])
-            )
+            ]
+            box = union_of_boxes(box_of_labels(*each) for each in layers)
             self._views[crop] = None
             if box is not None:
+                if crop.largest:
+                    box = box_of_largest(layers, box)
                 margin = margin_voxels(grid, crop.margin_mm)
-                if node.by_header:
+                if node.by_card:
                     x, y, z = (int(n) for n in crop.margin_mm / nifti_spacing(grid))
                     margin = (x, y, z)
+                requested = tuple(n + 2 * m for n, m in zip(box.shape, margin, strict=True))
                 box = enlarge_box(box, margin, grid.shape)
-                self._views[crop] = [crop_volume(v, box) for v in self._volumes], box
+                volumes = [crop_volume(v, box) for v in self._volumes]
+                self._views[crop] = _View(volumes, box, cut=box.shape != requested)
         return self._views[crop]
+
+    def _named(self, node: Node, result: Segmentation) -> Segmentation:
+        """Return a result under the name of its node, with the structures of its side."""
+        if node.side is not None:
+            by_number = {s.number: sided(s, node.side) for s in result.structures}
+            layers = (
+                Layer(layer.labels, tuple(by_number[s.number] for s in layer.structures))
+                for layer in result.layers
+            )
+            result = replace(result, layers=tuple(layers))
+        if result.model != node.name:
+            version = f"{result.model} {result.version}"
+            result = replace(result, model=node.name, version=version, sources=(result.model,))
+        return result
 
     def _empty(self, node: Node) -> Segmentation:
         """Return the segmentation of a node that saw nothing."""
@@ -207,7 +256,7 @@ class GraphRun:
         overlap = isinstance(card.decision, Threshold)  # a layer for each structure
         layers = [(s,) for s in card.structures] if overlap else [card.structures]
         return Segmentation(
-            node.name,
+            card.name,
             tuple(Layer(labels, structures) for structures in layers),
             self._grid,
             card.version,

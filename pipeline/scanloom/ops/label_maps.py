@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scanloom.cards.card import KeepLargest
 from scanloom.core import Grid, Layer, Segmentation, Volume
 from scanloom.core.grid import Box
+from scanloom.ops.components import keep_largest
 from scanloom.ops.run_length import Labels, iter_slabs
 from scanloom.ops.uncertainty import change_maps
 
@@ -37,6 +39,27 @@ def box_of_labels(labels: Labels, numbers: Iterable[int] = ()) -> Box | None:
         return None
     at = [np.flatnonzero(axis) for axis in inside]
     return Box(_triple(axis[0] for axis in at), _triple(axis[-1] for axis in at))
+
+
+def box_of_largest(layers: Iterable[tuple[Labels, Sequence[int]]], box: Box) -> Box:
+    """Return the smallest box around the largest connected component of structures, taken together.
+
+    Parameters
+    ----------
+    layers : iterable of ((I, J, K) array, sequence of int)
+        Label maps of a scan, with the numbers of the structures in each.
+    box : Box
+        A box around all of them, which has at least one voxel of theirs. Of components of equal
+        size, the result is around all.
+    """
+    mask = np.zeros(box.shape, np.uint8, order="F")
+    for labels, numbers in layers:
+        mask |= label_table(labels.dtype, numbers)[labels[box.slices]].view(np.uint8)
+    inside = box_of_labels(keep_largest(mask, KeepLargest(ties="all")))
+    if inside is None:
+        raise ValueError("the box has no voxel of the structures")
+    first, last = (np.add(box.first, corner) for corner in inside)
+    return Box(_triple(first), _triple(last))
 
 
 def union_of_boxes(boxes: Iterable[Box | None]) -> Box | None:

@@ -1,4 +1,4 @@
-"""Measure structures: size, bounding box and intensities, and volumes as shares of others."""
+"""Measure structures: size, bounding box and intensities, and ratios of volumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scanloom.core import (
     did_you_mean,
 )
 from scanloom.core.grid import Box
-from scanloom.core.relations import Share
+from scanloom.core.relations import Asymmetry, Relations, Share
 from scanloom.ops.components import count_components
 from scanloom.ops.run_length import find_runs, iter_slabs
 
@@ -329,8 +329,8 @@ def resolve_shares(shares: Sequence[Share], known: Sequence[Name]) -> dict[Name,
     """
     wholes: dict[Name, tuple[Name, ...]] = {}
     for share in shares:
-        whole = tuple(_resolve(name, known) for name in share.of)
-        members = [_resolve(name, known) for name in share.structures]
+        whole = tuple(_resolve("shares", name, known) for name in share.of)
+        members = [_resolve("shares", name, known) for name in share.structures]
         for member in members or [name for name in known if name not in whole]:
             if member in wholes:
                 detail = f"shares: {'/'.join(member)} is measured as a share twice"
@@ -339,17 +339,66 @@ def resolve_shares(shares: Sequence[Share], known: Sequence[Name]) -> dict[Name,
     return wholes
 
 
-def add_shares(
-    measurements: Sequence[Measurement], shares: Sequence[Share]
+Sides = tuple[tuple[Name, ...], tuple[Name, ...]]
+"""Structures of the left and of the right side."""
+
+
+def resolve_asymmetries(
+    asymmetries: Sequence[Asymmetry], known: Sequence[Name]
+) -> dict[Name, Sides]:
+    """Return the two sides of the asymmetry of each structure; arguments as `resolve_shares`.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW if a name is unknown or ambiguous, or a structure is named twice.
+    """
+    sides_of: dict[Name, Sides] = {}
+    for each in asymmetries:
+        first, second = (
+            tuple(_resolve("asymmetries", name, known) for name in side)
+            for side in (each.left, each.right)
+        )
+        for member in (*first, *second):
+            if member in sides_of or (*first, *second).count(member) > 1:
+                detail = f"asymmetries: {'/'.join(member)} is named twice"
+                raise ScanError(Reason.WORKFLOW, detail)
+        sides_of |= dict.fromkeys((*first, *second), (first, second))
+    return sides_of
+
+
+def add_ratios(
+    measurements: Sequence[Measurement], relations: Relations
 ) -> tuple[Measurement, ...]:
-    """Return measurements with the requested shares; None of an empty whole."""
+    """Return measurements with the requested shares and asymmetries; None of an empty whole."""
     by_name = {(m.model, m.label): m for m in measurements}
-    wholes = resolve_shares(shares, list(by_name))
     voxels = {name: m.voxels for name, m in by_name.items()}
-    for name, whole in wholes.items():
+    for name, whole in resolve_shares(relations.shares, list(by_name)).items():
         share, text = share_of(name, whole, voxels), describe(whole)
         by_name[name] = replace(by_name[name], share=share, share_of=text)
+    searched = {
+        name: None if Flag.CROP_EMPTY in m.flags else m.voxels for name, m in by_name.items()
+    }
+    for name, sides in resolve_asymmetries(relations.asymmetries, list(by_name)).items():
+        by_name[name] = replace(
+            by_name[name],
+            asymmetry=asymmetry_of(sides, searched),
+            asymmetry_of=" : ".join(map(describe, sides)),
+        )
     return tuple(by_name.values())
+
+
+def asymmetry_of(sides: Sides, voxels: Mapping[Name, int | None]) -> float | None:
+    """Return the asymmetry index of two sides, in percent; None of structures with unknown voxels.
+
+    It is 100 (L - R) / ((L + R) / 2), from -200 to 200, and None if both are empty.
+    """
+    counts = [[voxels[name] for name in side] for side in sides]
+    if None in (*counts[0], *counts[1]):
+        return None
+    n_left, n_right = (sum(n for n in side if n is not None) for side in counts)
+    total = n_left + n_right
+    return 200 * (n_left - n_right) / total if total else None
 
 
 def share_of(name: Name, whole: Sequence[Name], voxels: Mapping[Name, int]) -> float | None:
@@ -363,13 +412,13 @@ def describe(whole: Sequence[Name]) -> str:
     return " + ".join("/".join(name) for name in whole)
 
 
-def _resolve(name: str, known: Sequence[Name]) -> Name:
+def _resolve(key: str, name: str, known: Sequence[Name]) -> Name:
     model, separator, label = name.rpartition("/")
     matches = [each for each in known if each[1] == label and (not separator or each[0] == model)]
     if not matches:
         labels = ["/".join(each) if separator else each[1] for each in known]
-        raise ScanError(Reason.WORKFLOW, f"shares: {did_you_mean(name, dict.fromkeys(labels))}")
+        raise ScanError(Reason.WORKFLOW, f"{key}: {did_you_mean(name, dict.fromkeys(labels))}")
     if len(matches) > 1:
         expected = " or ".join("/".join(each) for each in matches)
-        raise ScanError(Reason.WORKFLOW, f"shares: several results have {name}: {expected}")
+        raise ScanError(Reason.WORKFLOW, f"{key}: several results have {name}: {expected}")
     return matches[0]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.cards.card import ModelCard, NetworkGrid, Threshold
+from scanloom.cards.card import Checks, ModelCard, NetworkGrid, Range, Threshold
+from scanloom.cards.codes import sided
 from scanloom.cards.graph import (
     check_relations,
     graph_of,
@@ -30,7 +31,7 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
-from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
+from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.engine.prepare import estimate_case
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.inference.graph import NO_ENGINE, GraphRun, unite
@@ -121,6 +122,115 @@ def test_equal_crops_are_made_once(cards: list[ModelCard]) -> None:
     np.testing.assert_array_equal(results["b"].layers[0].labels, expected)
 
 
+SIDES = {"l": ResultOf("b", "left"), "r": ResultOf("b", "right")}
+
+
+def two_sides() -> Labels:
+    """Return a map with 1 on one side and 2 on the other."""
+    labels = np.zeros(SHAPE, np.uint8, order="F")
+    labels[1:3, 2:4, 1:3] = 1
+    labels[5:7, 2:5, 2:4] = 2
+    return labels
+
+
+def test_a_model_runs_for_each_of_its_results(cards: list[ModelCard]) -> None:
+    relations = Relations(
+        results=SIDES, crop_by={"l": crop("a", "part-1"), "r": crop("a", "part-2")}
+    )
+    models = [Drawn(cards[0], two_sides()), Drawn(cards[1], drawn(1))]
+    results = results_of(relations, models)
+    assert models[1].seen == [(2, 2, 2), (2, 3, 2)]
+    assert list(results) == ["a", "l", "r"]  # and none of the model's own name
+    for name, side, number in (("l", "left", 1), ("r", "right", 2)):
+        expected = np.where(two_sides() == number, drawn(1), 0)
+        np.testing.assert_array_equal(results[name].layers[0].labels, expected)
+        assert (results[name].model, results[name].sources) == (name, ("b",))
+        assert results[name].version == "b 1"
+        found = [(s.label, s.laterality and s.laterality.meaning) for s in results[name].structures]
+        assert found == [(f"part-{n}_{side}", side.title()) for n in (1, 2)]
+    structures = structures_of_results([model.card for model in models], relations)
+    assert structures["l"] == results["l"].structures
+
+
+def test_a_side_that_is_not_found_leaves_the_other(cards: list[ModelCard]) -> None:
+    one = np.where(two_sides() == 1, two_sides(), 0).astype(np.uint8)
+    relations = Relations(
+        results=SIDES, crop_by={"l": crop("a", "part-1"), "r": crop("a", "part-2")}
+    )
+    results = results_of(relations, [Drawn(cards[0], one), Drawn(cards[1], drawn(1))])
+    assert results["l"].flags == ()
+    assert results["l"].layers[0].labels.any()
+    assert results["r"].flags == (Flag.CROP_EMPTY,)
+    assert [s.label for s in results["r"].structures] == ["part-1_right", "part-2_right"]
+
+
+def test_a_crop_around_the_largest_component(cards: list[ModelCard]) -> None:
+    labels = np.zeros(SHAPE, np.uint8, order="F")
+    labels[1:3, 2, 1:3] = 1
+    labels[3, 3, 2] = 2  # touches it at a corner, so that it is the same component
+    labels[7, 6, 5] = 2
+    for largest, shape in ((True, (3, 2, 2)), (False, (7, 5, 5))):
+        models = [Drawn(cards[0], labels), Drawn(cards[1], drawn(1))]
+        results_of(Relations(crop_by={"b": CropBy("a", largest=largest)}), models)
+        assert models[1].seen == [shape]
+
+
+@pytest.mark.parametrize(("margin", "flags"), [(1.0, ()), (2.0, (Flag.CROP_CUT,))])
+def test_a_crop_that_the_scan_cuts(
+    cards: list[ModelCard], margin: float, flags: tuple[Flag, ...]
+) -> None:
+    models = [Drawn(cards[0], two_sides()), Drawn(cards[1], drawn(1))]
+    around = Relations(crop_by={"b": crop("a", "part-1", margin=margin)})
+    assert results_of(around, models)["b"].flags == flags
+
+
+def test_a_model_judges_the_extent_of_its_crop(cards: list[ModelCard]) -> None:
+    """The crop of `l` is 2 x 2 x 4 mm, that of `r` 2 x 3 x 4 mm."""
+    relations = Relations(
+        results=SIDES, crop_by={"l": crop("a", "part-1"), "r": crop("a", "part-2")}
+    )
+    flagging = replace(cards[1], checks=Checks(extent=Range(2.5, 90)))
+    results = results_of(relations, [Drawn(cards[0], two_sides()), Drawn(flagging, drawn(1))])
+    assert results["l"].flags == results["r"].flags == (Flag.FOV_IMPLAUSIBLE,)
+    for lowest, refused in ((1.5, ""), (2.5, "l, the crop around part-1: extent: ")):
+        checks = Checks(extent=Range(lowest, 90), refuse=("extent",))
+        models = [Drawn(cards[0], two_sides()), Drawn(replace(cards[1], checks=checks), drawn(1))]
+        if not refused:
+            results_of(relations, models)
+            continue
+        with pytest.raises(ScanError, match=refused) as error:
+            results_of(relations, models)
+        assert error.value.code == "IMPLAUSIBLE"
+
+
+@pytest.mark.parametrize(
+    ("relations", "message"),
+    [
+        (Relations(results={"l": ResultOf("bb")}), "results.l.model: did you mean b?"),
+        (Relations(results={"a": ResultOf("b")}), "results.a: a model or another result has"),
+        (
+            Relations(results=SIDES, crop_by={"b": crop("a")}),
+            "crop_by.b: expected one of a, l, r, c",
+        ),
+        (
+            Relations(results=SIDES, ensembles={"mean": ("a", "b")}),
+            "ensembles.mean: b has another result already",
+        ),
+        (
+            Relations(results={"l": ResultOf("c", "left")}),
+            "results.l: part-1_left has a side already",
+        ),
+    ],
+)
+def test_mistakes_in_named_results(
+    cards: list[ModelCard], relations: Relations, message: str
+) -> None:
+    sided_already = tuple(sided(each, "left") for each in cards[2].structures)
+    with pytest.raises(ScanError) as error:
+        check_relations([*cards[:2], replace(cards[2], structures=sided_already)], relations)
+    assert error.value.detail.startswith(message)
+
+
 def test_a_union_of_layers_numbers_its_structures_anew(cards: list[ModelCard]) -> None:
     union = Unite((StructuresOf("b", ("part-2",)), StructuresOf("a")))
     relations = Relations(unite={"all": union})
@@ -169,11 +279,13 @@ def test_memory_counts_a_shared_scan_once(cards: list[ModelCard]) -> None:
 
 def test_relations_reach_a_worker_unchanged(tmp_path: Path) -> None:
     relations = Relations(
-        crop_by={"b": crop("a", "part-1", margin=2.5)},
+        results={"left": ResultOf("b", "left")},
+        crop_by={"left": CropBy("a", ("part-1",), margin_mm=2.5, largest=True)},
         restrict_to={"b": StructuresOf("a")},
         ensembles={"mean": ("c", "d")},
         unite={"all": Unite((StructuresOf("mean", ("part-2",)), StructuresOf("a")))},
         shares=(Share(("a/part-1",), ("b/part-2",)),),
+        asymmetries=(Asymmetry(("a/part-1",), ("a/part-2",)),),
     )
     case = Case("a" * 26, Series("nifti", ()), Outputs(), "", "", relations=relations)
     case_file = CaseFile(tmp_path / "cases")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import SimpleITK as sitk
@@ -7,9 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from scanloom.core import Code, Flag, Grid, Layer, Segmentation, Structure, Volume
+from scanloom.core import (
+    Code,
+    Flag,
+    Grid,
+    Layer,
+    Measurement,
+    Relations,
+    ScanError,
+    Segmentation,
+    Structure,
+    Volume,
+)
+from scanloom.core.relations import Asymmetry
 from scanloom.ops import measure as module
-from scanloom.ops.measure import QUANTILES, measure
+from scanloom.ops.measure import QUANTILES, add_ratios, measure, resolve_asymmetries
 
 CODE = Code("85756007", "SCT", "Tissue")
 SPACING = (0.7, 1.1, 2.3)
@@ -232,3 +246,46 @@ def test_memory_does_not_grow_with_the_scan():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 * 2**20
+
+
+def of_volumes(flag: Flag | None = None, **voxels: int) -> list[Measurement]:
+    """Return measurements of structures of a model `m`, by label; `flag` is that of the last."""
+    rows = [
+        Measurement("m", label, n, count, count / 1000, "a.u.", *[None] * 7, None, 1)
+        for n, (label, count) in enumerate(voxels.items(), 1)
+    ]
+    return [*rows[:-1], replace(rows[-1], flags=() if flag is None else (flag,))]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [(3300, 2700, 20.0), (2700, 3300, -20.0), (50, 50, 0.0), (50, 0, 200.0), (0, 0, None)],
+)
+def test_the_asymmetry_index(left: int, right: int, expected: float | None) -> None:
+    """(L - R) over the mean of both, in percent; nothing if there is nothing."""
+    relations = Relations(asymmetries=(Asymmetry(("a", "b"), ("m/c",)),))
+    rows = add_ratios(of_volumes(a=left, b=0, other=7, c=right), relations)
+    assert [row.asymmetry for row in rows] == [expected, expected, None, expected]
+    assert [row.asymmetry_of for row in rows] == [
+        None if row.label == "other" else "m/a + m/b : m/c" for row in rows
+    ]
+
+
+def test_a_side_that_was_not_searched_has_no_asymmetry() -> None:
+    relations = Relations(asymmetries=(Asymmetry(("a",), ("c",)),))
+    rows = add_ratios(of_volumes(Flag.CROP_EMPTY, a=3000, c=0), relations)
+    assert [row.asymmetry for row in rows] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "message"),
+    [
+        ("x", "c", "asymmetries: expected one of a, b, c"),
+        ("a", "a", "asymmetries: m/a is named twice"),
+    ],
+)
+def test_mistakes_in_asymmetries(left: str, right: str, message: str) -> None:
+    known = [("m", label) for label in ("a", "b", "c")]
+    with pytest.raises(ScanError) as error:
+        resolve_asymmetries([Asymmetry((left,), (right,))], known)
+    assert error.value.detail.startswith(message)

@@ -113,11 +113,13 @@ def _related(segmented: SegmentedCase) -> dict[str, Any]:
 
 def _relations(relations: Relations) -> dict[str, Any]:
     return {
+        "results": [{"name": name, **asdict(each)} for name, each in relations.results.items()],
         "crop_by": [
             {
                 "name": name,
                 "around": {"model": crop.model, "structures": crop.structures},
                 "margin_mm": crop.margin_mm,
+                "largest": crop.largest,
             }
             for name, crop in relations.crop_by.items()
         ],
@@ -130,6 +132,7 @@ def _relations(relations: Relations) -> dict[str, Any]:
         ],
         "unite": [{"name": name, **asdict(union)} for name, union in relations.unite.items()],
         "shares": [asdict(share) for share in relations.shares],
+        "asymmetries": [asdict(each) for each in relations.asymmetries],
     }
 
 

@@ -16,7 +16,7 @@ from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.workflow.schema import Execution
 from scanloom.inference.graph import Predictor
 from scanloom.io.output.engines import OutputEngines
-from scanloom.ops.measure import resolve_shares
+from scanloom.ops.measure import resolve_asymmetries, resolve_shares
 
 
 def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
@@ -79,7 +79,9 @@ def check_structures(
         detail = f"no model has {', '.join(sorted(unknown))}; {did_you_mean(min(unknown), known)}"
         raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
     names = [(name, label) for name, labels in results.items() for label in labels]
-    resolve_shares(relations.shares, [n for n in names if not requested or n[1] in requested])
+    written = [name for name in names if not requested or name[1] in requested]
+    resolve_shares(relations.shares, written)
+    resolve_asymmetries(relations.asymmetries, written)
 
 
 DEFERRED_MODULES = (

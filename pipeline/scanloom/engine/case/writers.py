@@ -160,8 +160,7 @@ def _write_measurements(folder: Path, content: CaseContent) -> None:
 
 
 def _read_measurements(folder: Path, content: CaseContent) -> None:
-    shares = content.case.relations.shares
-    check_measurements(folder, content.counts, content.scan.volume, shares)
+    check_measurements(folder, content.counts, content.scan.volume, content.case.relations)
 
 
 # --- DICOM SEG ------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ _WRITTEN = b"scanloom.written"
 """Key of the metadata that tell what the manifest was written from."""
 _TEXT_COLUMNS = {
     *("file", "case", "outcome", "reason", "detail"),
-    *("model", "label", "unit", "flags", "share_of", "settings", "recipe"),
+    *("model", "label", "unit", "flags", "share_of", "asymmetry_of", "settings", "recipe"),
     *("predictions", "structure"),
 }
 _BOX_COLUMNS = {name for name in COLUMNS if name[2:] in ("first", "last")}

@@ -42,7 +42,7 @@ from scanloom.core import (
     is_slug,
     parse_bytes,
 )
-from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
+from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import DEVICES, EXTRAS, FeatureFamily, Modality, Radiomics, take
 
@@ -259,7 +259,7 @@ Name = Annotated[str, AfterValidator(_checked_slug)]
 def names_listed(value: object) -> object:
     """Return the relations of a workflow's file with lists of one where a single name stands."""
     if isinstance(value, dict):
-        names = ("structures", "of")
+        names = ("structures", "of", "left", "right")
         return {
             key: (entry,) if key in names and isinstance(entry, str) else names_listed(entry)
             for key, entry in value.items()
@@ -473,6 +473,11 @@ class Workflow(Section, frozen=True):
         description="For models with several inputs: criteria for the series of a study for each "
         "input, by its name and in the model's order; `select` applies to all of them",
     )
+    results: dict[Name, ResultOf] = Field(
+        default={},
+        description="Models whose results have names of their own, by that name: a model may have "
+        "several, such as one for each side of the body",
+    )
     crop_by: Annotated[dict[Name, CropBy], BeforeValidator(names_listed)] = Field(
         default={},
         description="Models that run on the box around structures of another model, by name",
@@ -494,6 +499,9 @@ class Workflow(Section, frozen=True):
     )
     shares: Annotated[tuple[Share, ...], BeforeValidator(names_listed)] = Field(
         default=(), description="Volumes to measure as shares of other volumes"
+    )
+    asymmetries: Annotated[tuple[Asymmetry, ...], BeforeValidator(names_listed)] = Field(
+        default=(), description="Volumes of two sides to measure the asymmetry of"
     )
     policy: Policy = Field(default=Policy(), description=Policy.__doc__)
     outputs: Results = Field(default=Results(), description=Results.__doc__)

@@ -22,7 +22,10 @@ SIGNIFICANT_DIGITS = 7
 """Significant digits of numbers: more than a measurement is accurate to, without noise digits."""
 
 _CORNERS = ("i_first", "j_first", "k_first", "i_last", "j_last", "k_last")
-_LATER_COLUMNS = (*("components", "flags", "share", "share_of"), *("entropy", "disagreement"))
+_LATER_COLUMNS = (
+    *("components", "flags", "share", "share_of", "entropy", "disagreement"),
+    *("asymmetry", "asymmetry_of"),
+)
 """Columns after the box, in their order."""
 COLUMNS = (
     *(f.name for f in fields(Measurement) if f.name not in ("box", *_LATER_COLUMNS)),

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scanloom.core import Case, Segmentation, Volume
-from scanloom.core.relations import Share
+from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import Counts
 from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.readback.mismatch import check_rectangular, count_labels, decoding, mismatch_error
 from scanloom.io.readback.nifti import checked_planes, itk_affine, itk_array, same_planes
 from scanloom.io.scan import DicomSource, Source
-from scanloom.ops.measure import Name, resolve_shares, share_of
+from scanloom.ops.measure import asymmetry_of, resolve_asymmetries, resolve_shares, share_of
 
 
 def check_names(folder: Path, expected: Collection[str]) -> None:
@@ -106,10 +106,11 @@ def _check_legend(folder: Path, segmentations: Sequence[Segmentation]) -> None:
 
 
 def check_measurements(
-    folder: Path, counts: Counts, volume: Volume, shares: Sequence[Share] = ()
+    folder: Path, counts: Counts, volume: Volume, relations: Relations = NO_RELATIONS
 ) -> None:
-    """Compare voxels, volumes and shares of both tables with the label maps that were decoded."""
-    wholes = resolve_shares(shares, list(counts))
+    """Compare voxels, volumes and ratios of both tables with the label maps that were decoded."""
+    wholes = resolve_shares(relations.shares, list(counts))
+    sides_of = resolve_asymmetries(relations.asymmetries, list(counts))
     with decoding(file_names.MEASUREMENTS_CSV):
         with (folder / file_names.MEASUREMENTS_CSV).open(encoding="utf-8", newline="") as file:
             table = list(csv.DictReader(file))
@@ -118,21 +119,31 @@ def check_measurements(
             measured = {(r["model"], r["label"]): int(r["voxels"]) for r in rows}
             if len(rows) != len(measured) or measured != counts:
                 raise mismatch_error("measured voxels are not those of the label map")
+            searched = {
+                (r["model"], r["label"]): None if "CROP_EMPTY" in r["flags"] else int(r["voxels"])
+                for r in rows
+            }
             for row in rows:
                 ml = int(row["voxels"]) * volume.grid.voxel_volume / 1000
                 if not np.isclose(float(row["volume_ml"]), ml, rtol=1e-6, atol=0):
                     raise mismatch_error(f"the volume of {row['label']} is not that of its voxels")
-                whole = wholes.get((row["model"], row["label"]))
-                if not _is_share(row, whole, counts):
-                    raise mismatch_error(f"the share of {row['label']} is not that of its voxels")
+                name = row["model"], row["label"]
+                whole, sides = wholes.get(name), sides_of.get(name)
+                share = None if whole is None else share_of(name, whole, counts)
+                asymmetry = None if sides is None else asymmetry_of(sides, searched)
+                for column, terms, value in (
+                    ("share", whole, share),
+                    ("asymmetry", sides, asymmetry),
+                ):
+                    is_named = bool(row[f"{column}_of"]) == (terms is not None)
+                    if not is_named or not _is_number(row[column], value):
+                        detail = f"the {column} of {row['label']} is not that of its voxels"
+                        raise mismatch_error(detail)
 
 
-def _is_share(row: Mapping[str, Any], whole: Sequence[Name] | None, counts: Counts) -> bool:
-    """Return whether a row of a table has the share of a structure in a whole."""
-    written = None if row["share"] in (None, "") else float(row["share"])
-    if whole is None:
-        return written is None and not row["share_of"]
-    expected = share_of((row["model"], row["label"]), whole, counts)
+def _is_number(cell: Any, expected: float | None) -> bool:
+    """Return whether a cell of a table is a number, or empty for None."""
+    written = None if cell in (None, "") else float(cell)
     if written is None or expected is None:
         return written is expected
     return bool(np.isclose(written, expected, rtol=1e-6, atol=0))

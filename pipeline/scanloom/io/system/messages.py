@@ -35,7 +35,7 @@ from scanloom.core import (
     Series,
     SeriesChoice,
 )
-from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
+from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.io.system.shared_memory import (
     SharedPages,
     array_from_layout,
@@ -92,7 +92,7 @@ def register(
 
 for _record_type in (
     *(Case, CaseRecord, ComputeOptions, Measurement, Outputs, ReadOptions, Series, SeriesChoice),
-    *(Relations, CropBy, Share, StructuresOf, Unite, Radiomics),
+    *(Relations, Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite, Radiomics),
 ):
     register(_record_type)
 register(ScanError, lambda error: (error.reason, error.detail, error.private))

@@ -46,7 +46,7 @@ def test_csv_leaves_empty_what_is_not_known(tmp_path: Path) -> None:
     assert full["mean"] == "-12.34568"
     assert full["median"] == "0.0"
     assert float(full["p95"]) == pytest.approx(1e-7 / 3, rel=1e-6)
-    assert [full[c] for c in COLUMNS[-12:-6]] == ["0", "1", "2", "3", "4", "5"]
+    assert [full[c] for c in COLUMNS[-14:-8]] == ["0", "1", "2", "3", "4", "5"]
     assert full["flags"] == "TOUCHES_BORDER HU_IMPLAUSIBLE"
     assert nothing["voxels"] == "0"
     assert {nothing[c] for c in ("mean", "sd", "median", "p95", "i_first", "k_last")} == {""}
