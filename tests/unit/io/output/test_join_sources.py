@@ -166,8 +166,8 @@ def test_parquet_becomes_csv_and_csv_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["case", "case_id", "id"])
 def test_the_column_of_ids_is_found_or_named(name: str, tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", f"x,{name}\n1,aaa\n\n2,bbb\n")
-    assert read_ids(path) == {"aaa", "bbb"}
-    assert read_ids(path, "x") == {"1", "2"}
+    assert read_ids(path).to_pylist() == ["aaa", "bbb"]
+    assert read_ids(path, "x").to_pylist() == ["1", "2"]
     assert joined(path, name)[1] == 0
 
 
