@@ -126,7 +126,7 @@ class Query:
     doubtful: bool = False
 
 
-class Names(Sequence[str]):
+class Names:
     """The names of rows by their places; a million take 50 MB.
 
     Parameters
@@ -144,9 +144,10 @@ class Names(Sequence[str]):
         """Return the number of rows."""
         return len(self._lookup.column)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: int) -> str:
         """Return the name of a row."""
-        return self._lookup.column[int(place)].as_py()
+        name: str = self._lookup.column[int(place)].as_py()
+        return name
 
     def __iter__(self) -> Iterator[str]:
         """Yield all names."""
@@ -180,7 +181,8 @@ class CaseRows:
         risk, count = np.array(risks, np.float64), len(names)
         order = np.argsort(-risk, kind="stable") if by_risk else np.arange(count)
         self.names = Names(names.as_arrow().cast(pa.large_string()).take(order))
-        self._texts, self._who = texts.as_arrow().take(order), None
+        self._texts: pa.Array = texts.as_arrow().take(order)
+        self._who: pa.Array | None = None
         self._new_texts = dict[int, bytes]()
         """Texts of rows that were replaced."""
         self.modality, self.models = np.array(codes, np.int32).reshape(-1, 2)[order].T.copy()
