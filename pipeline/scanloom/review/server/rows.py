@@ -144,16 +144,16 @@ class Names:
         """Return the number of rows."""
         return len(self._lookup.column)
 
-    def __getitem__(self, place: int) -> str:
+    def __getitem__(self, index: int) -> str:
         """Return the name of a row."""
-        name: str = self._lookup.column[int(place)].as_py()
+        name: str = self._lookup.column[int(index)].as_py()
         return name
 
     def __iter__(self) -> Iterator[str]:
         """Yield all names."""
         return self._lookup.values()
 
-    def place(self, name: str) -> int | None:
+    def index(self, name: str) -> int | None:
         """Return the place of a row; None if there is none of this name."""
         return next(iter(self._lookup.rows(name)), None)
 
@@ -195,29 +195,30 @@ class CaseRows:
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that were not removed."""
         modalities, models = list(self._modalities), list(self._models)
-        for place in np.flatnonzero(self.present).tolist():
-            of_scan = modalities[self.modality[place]], models[self.models[place]]
-            text = self._new_texts.get(place) or self._texts[place].as_py()
-            yield Row(self.names[place], *of_scan, float(self.risk[place]), decoded(text))
+        for index in np.flatnonzero(self.present).tolist():
+            of_scan = modalities[self.modality[index]], models[self.models[index]]
+            text = self._new_texts.get(index)
+            text = self._texts[index].as_py() if text is None else text
+            yield Row(self.names[index], *of_scan, float(self.risk[index]), decoded(text))
 
     def put(self, row: Row) -> bool:
         """Replace the row of a case, which stays in its place; return whether there is one."""
-        place = self.names.place(row.name)
-        if place is None:
+        index = self.names.index(row.name)
+        if index is None:
             return False
-        self.modality[place], self.models[place] = self._codes(row)
-        self.risk[place], self._new_texts[place] = row.risk, encoded(row.text)
-        self.review[place] = row.risk >= outliers.REVIEW_THRESHOLD
-        self.present[place] = True
-        self._note(place)
+        self.modality[index], self.models[index] = self._codes(row)
+        self.risk[index], self._new_texts[index] = row.risk, encoded(row.text)
+        self.review[index] = row.risk >= outliers.REVIEW_THRESHOLD
+        self.present[index] = True
+        self._note(index)
         return True
 
     def remove(self, name: str) -> None:
         """Remove the row of a case."""
-        place = self.names.place(name)
-        if place is not None:
-            self.present[place] = False
-            self._note(place)
+        index = self.names.index(name)
+        if index is not None:
+            self.present[index] = False
+            self._note(index)
 
     def name_patients(self, who: Iterable[str]) -> None:
         """Let a search look into further texts, one for each row; nothing to have none."""
@@ -266,8 +267,8 @@ class CaseRows:
             if word in known:
                 return known[word]
             rows = _with_word(self._texts, word)
-            for place, text in self._new_texts.items():
-                rows[place] = encoded(word) in text
+            for index, text in self._new_texts.copy().items():  # another thread may add one
+                rows[index] = encoded(word) in text
             if self._who is not None:
                 rows |= _with_word(self._who, word)
             if len(known) >= _MAX_WORDS:
@@ -280,8 +281,8 @@ def _with_word(texts: pa.Array, word: str) -> NDArray[np.bool_]:
     """Return which texts in UTF-8 contain a word (N,)."""
     from pyarrow import compute
 
-    found = compute.match_substring(texts, encoded(word))
-    rows: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
+    matches = compute.match_substring(texts, encoded(word))
+    rows: NDArray[np.bool_] = matches.to_numpy(zero_copy_only=False)
     return rows
 
 

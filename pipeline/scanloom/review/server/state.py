@@ -293,8 +293,8 @@ class Worklist:
                 yield from case.measurements
 
         cohort = outliers.Cohort(measurements(), references, self._scratch)
-        found = (Row.of(case, _findings(case, cohort)) for case in listed())
-        rows = CaseRows(found, by_risk=True)
+        of_cases = (Row.of(case, _findings(case, cohort)) for case in listed())
+        rows = CaseRows(of_cases, by_risk=True)
         with self._swap:
             self._cohort, self.damaged = cohort, damaged
             self.rows, self._is_sorted = rows, True
@@ -492,13 +492,13 @@ class ReviewState:
         """
         with self._view(reviewer) as view:
             chosen, names = self._chosen(view, query), view.rows.rows.names
-            place = names.place(name)
-            place = -1 if place is None else place
-            before, after = (int(np.searchsorted(chosen, place, side)) for side in ENDS)
+            index = names.index(name)
+            own = -1 if index is None else index
+            before, after = (int(np.searchsorted(chosen, own, side)) for side in ENDS)
             return {
                 "before": [names[n] for n in chosen[max(0, before - 1) : before]],
                 "after": [names[n] for n in chosen[after : after + AHEAD]],
-                "next": view.rows.next_waiting(chosen, place),
+                "next": view.rows.next_waiting(chosen, own),
             }
 
     @contextmanager
@@ -517,7 +517,7 @@ class ReviewState:
             # a draft is in no file that the looks stat
             changed |= (back ^ view.back) | (drafts ^ view.drafts)
             view.lines, view.updated, view.back, view.drafts = stack.count, updated, back, drafts
-            places = [place for place in map(rows.names.place, changed) if place is not None]
+            places = [index for index in map(rows.names.index, changed) if index is not None]
             view.rows.number += bool(places)
             for place in places:
                 self._set(view, place, reviewer, stack.of_case(rows.names[place]))
