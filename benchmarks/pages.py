@@ -1,6 +1,6 @@
 """The report and the list of the review at 10,000, 100,000 and 1,000,000 cases, in Chromium.
 
-    python benchmarks/pages.py [--rows 10000 100000] [--pages list report tables]
+    python benchmarks/pages.py [--rows 10000 100000] [--pages list report tables] [--keep FOLDER]
 
 Cases are 1,000 different ones that repeat: for the list with folders, of which a million take 5 GB;
 for the report in memory. Needs playwright (`pip install playwright`) and a Chromium. Prints for the
@@ -8,7 +8,8 @@ list the first look, and the time and size of a server's answers: the first, a p
 verdict, a search; for the report the time to write it, its files and size; for both the time until
 the page shows its rows, that of a filter until the frame that shows its result, and the largest
 memory of the process so far. Aims at a million: 2 s, and 1 s for a filter. `tables` gives `where`
-and `join` with a crosswalk of so many rows; aim: 5 s.
+and `join` with a crosswalk of so many rows; aim: 5 s. `--keep` keeps the cases of the list, and
+uses those that are there.
 """
 
 from __future__ import annotations
@@ -173,9 +174,10 @@ def measure_list(out: Path, count: int, chromium: str) -> list[tuple[str, object
     from scanloom.review.verdicts.readers import Readers
     from scanloom.review.verdicts.verdict import Verdict
 
-    maker = multiprocessing.get_context("spawn").Process(target=make_cases, args=(out, count))
-    maker.start()  # whose memory does not count
-    maker.join()
+    if not out.exists():
+        maker = multiprocessing.get_context("spawn").Process(target=make_cases, args=(out, count))
+        maker.start()  # whose memory does not count
+        maker.join()
     large = sum(n % 100 == 3 for n in range(count))
     rows: list[tuple[str, object]] = []
 
@@ -304,6 +306,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--pages", nargs="+", choices=tuple(MEASURES), default=list(MEASURES))
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
+    parser.add_argument("--keep", type=Path, help="Folder that keeps the cases of the list.")
     options = parse(parser, rows=[300])
     if importlib.util.find_spec("playwright") is None:
         unavailable("playwright (pip install playwright), and Chromium")
@@ -313,7 +316,9 @@ def main() -> None:
     for name in options.pages:
         for count in options.rows:
             with tempfile.TemporaryDirectory() as folder:
-                rows = MEASURES[name](Path(folder) / "out", count, options.chromium)
+                keeps = options.keep and name == "list"
+                out = options.keep / str(count) if keeps else Path(folder) / "out"
+                rows = MEASURES[name](out, count, options.chromium)
                 print(f"\n{table((f'{name} of {count:,}', ''), rows)}", flush=True)
 
 

@@ -13,7 +13,7 @@ import weakref
 from array import array
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ WRITTEN_BYTES = 1 << 20
 """Bytes that are written at a time."""
 COLUMN_NUMBERS = 4096
 """Numbers of a column that are in memory while it grows."""
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Key = TypeVar("Key", bound=Hashable)
 Stored = TypeVar("Stored")
@@ -71,6 +74,16 @@ class _ScratchFile:
         return os.pread(self._descriptor, size, place)
 
 
+def encoded(text: str) -> bytes:
+    """Return a text in UTF-8, surrogates too, which names in headers and files may have."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decoded(data: bytes) -> str:
+    """Return the text that was `encoded`."""
+    return data.decode("utf-8", "surrogatepass")
+
+
 class Texts:
     """Texts that are added one by one and read by their place, from 0."""
 
@@ -83,7 +96,7 @@ class Texts:
 
     def __getitem__(self, place: int) -> str:
         """Return a text."""
-        return self._encoded(place).decode("utf-8", "surrogatepass")
+        return decoded(self._encoded(place))
 
     def __iter__(self) -> Iterator[str]:
         """Yield all texts in their order."""
@@ -93,6 +106,13 @@ class Texts:
         """Return all texts in UTF-8 (N,), whose order is that of the texts."""
         width = int(np.diff(np.frombuffer(self._ends, np.uint64)).max(initial=1))
         return np.fromiter(map(self._encoded, range(len(self))), f"S{width}", len(self))
+
+    def as_arrow(self) -> pa.LargeBinaryArray:
+        """Return all texts in UTF-8 (N,), as far as they are in memory: without a folder."""
+        import pyarrow as pa
+
+        buffers = (None, pa.py_buffer(self._ends), pa.py_buffer(self._file.read(0, self._ends[-1])))
+        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
 
     def _encoded(self, place: int) -> bytes:
         begin, end = self._ends[place], self._ends[place + 1]
@@ -106,7 +126,7 @@ class Texts:
         OSError
             If it can't be written.
         """
-        data = text.encode("utf-8", "surrogatepass")
+        data = encoded(text)
         self._ends.append(self._file.append(data) + len(data))
 
 

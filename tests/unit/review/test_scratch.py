@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scanloom.review import scratch
-from scanloom.review.scratch import Columns, Texts
+from scanloom.review.scratch import Columns, Texts, decoded
 
 TEXTS = ["", "a", "é\n", "x" * 300, "\ud800", "b", "Z"] * 9
 
@@ -35,6 +35,15 @@ def test_texts_come_back_in_any_order(folder: Path | None) -> None:
     order = np.argsort(encoded, kind="stable")
     assert [TEXTS[n] for n in order] == sorted(TEXTS)
     assert folder is None or not list(folder.iterdir())
+
+
+def test_texts_in_memory_are_a_column_of_arrow() -> None:
+    texts = Texts()
+    assert texts.as_arrow().to_pylist() == []
+    texts = Texts()
+    for text in TEXTS:
+        texts.add(text)
+    assert list(map(decoded, texts.as_arrow().to_pylist())) == TEXTS
 
 
 def test_columns_come_back_whole(folder: Path | None) -> None:

@@ -77,8 +77,8 @@ def join(
             raise typer.Exit(Exit.SOME_FAILED)
 
 
-def _finder(out: Path, ids: set[str], key: bytes) -> FindSources:
-    """Return a function that finds the sources of some case ids and file ids, many at a time.
+def _finder(out: Path, ids: pa.Array, key: bytes) -> FindSources:
+    """Return a function that finds the sources of case ids and file ids (N,), many at a time.
 
     The newest source of an id counts. A copy of a file that has none has that of the first.
     """
@@ -93,9 +93,8 @@ def _finder(out: Path, ids: set[str], key: bytes) -> FindSources:
 
     columns = ("id", *SOURCE_COLUMNS)
     cases = source_rows(out, ids, columns)
-    wanted = pa.array(ids, pa.string())
-    is_case = compute.is_in(wanted, value_set=cases.column("id"))
-    of_files = find_files_of(out, wanted.filter(compute.invert(is_case)).to_pylist(), key)
+    is_case = compute.is_in(ids, value_set=cases.column("id"))
+    of_files = find_files_of(out, ids.filter(compute.invert(is_case)).to_pylist(), key)
     files = [{name: getattr(source, name) for name in columns} for _, source in of_files]
     rows = pa.concat_tables([cases, pa.Table.from_pylist(files, cases.schema)]).combine_chunks()
     copies = pa.array([1] * len(cases) + [copy for copy, _ in of_files], pa.int64())

@@ -15,7 +15,7 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -176,10 +176,10 @@ def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
     return _rows(_read(out, wanted=("id", ids)))
 
 
-def source_rows(out: Path, ids: Collection[str], columns: Sequence[str]) -> pa.Table:
-    """Return columns of the rows with one of these ids; of all rows if these are many."""
+def source_rows(out: Path, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
+    """Return columns of the rows with one of these ids (N,); of all rows if these are many."""
     is_few = len(ids) < GROUP_ROWS
-    return _read(out, columns, ("id", list(ids)) if is_few else None)
+    return _read(out, columns, ("id", ids.to_pylist()) if is_few else None)
 
 
 def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:

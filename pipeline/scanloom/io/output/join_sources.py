@@ -31,7 +31,7 @@ ReadColumns = Callable[[Sequence[str]], Iterator["pa.RecordBatch"]]
 
 _COPY = "copy"
 _MAX_CELL = 1 << 24
-BATCH_ROWS = 100_000
+BATCH_ROWS = 250_000
 """Rows that are in memory at a time."""
 
 
@@ -56,22 +56,22 @@ class JoinedColumns:
         return (*self.kept, *(f"source_{name}" for name in SOURCE_COLUMNS))
 
 
-def read_ids(path: Path, column: str | None = None) -> set[str]:
-    """Return the case ids of a CSV (UTF-8, commas) or Parquet table, by default by `ID_COLUMNS`.
+def read_ids(path: Path, column: str | None = None) -> pa.Array:
+    """Return each case id of a CSV (UTF-8, commas) or Parquet table once, by `ID_COLUMNS`.
+
+    `column` is another column to take.
 
     Raises
     ------
     ScanError
         NOT_FOUND, UNREADABLE or DAMAGED; COLUMN_UNKNOWN if the table has no such column.
     """
-    from pyarrow import compute
+    import pyarrow as pa
 
     with _open_table(path) as (names, batches):
         name = _columns(names, column).ids
-        found = set[str]()
-        for batch in batches(_id_columns(names, name)):
-            found.update(compute.unique(_ids(batch, name)).to_pylist())
-        return found
+        found = [_ids(batch, name) for batch in batches(_id_columns(names, name))]
+        return pa.chunked_array(found, pa.string()).unique()
 
 
 def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -102,6 +102,7 @@ def join_csv(path: Path, find_sources: FindSources, file: TextIO, column: str | 
     ScanError
         As `read_ids`.
     """
+    import pyarrow as pa
     from pyarrow import compute
 
     unknown = 0
@@ -115,7 +116,8 @@ def join_csv(path: Path, find_sources: FindSources, file: TextIO, column: str | 
             cells = [_texts(batch.column(name)) for name in columns.kept]
             cells += [compute.fill_null(source, "") for source in sources]
             lines = compute.binary_join_element_wise(*map(_cells, cells), ",")
-            file.writelines(f"{line}\n" for line in lines.to_pylist())
+            [text] = compute.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
+            file.write(f"{text}\n")
     return unknown
 
 
@@ -174,8 +176,9 @@ def _cells(texts: pa.Array) -> pa.Array:
 
     first = compute.utf8_slice_codeunits(texts, 0, 1)
     may_be_formula = compute.is_in(first, value_set=pa.array(FORMULA_PREFIXES))
-    escaped = map(escape_formula, texts.filter(may_be_formula).to_pylist())
-    texts = compute.replace_with_mask(texts, may_be_formula, pa.array(escaped, pa.string()))
+    if formulas := texts.filter(may_be_formula).to_pylist():
+        escaped = pa.array(map(escape_formula, formulas), pa.string())
+        texts = compute.replace_with_mask(texts, may_be_formula, escaped)
     is_quoted = compute.match_substring_regex(texts, '[,"\r\n]')
     doubled = compute.replace_substring(texts.filter(is_quoted), '"', '""')
     quoted = compute.binary_join_element_wise('"', doubled, '"', "")

@@ -6,22 +6,25 @@ sees in a few bytes a row (`ReviewerRows`); both change with a case or verdict, 
 
 from __future__ import annotations
 
-import operator
 import threading
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Measurement
+from scanloom.io.output.lookup import Lookup
 from scanloom.review import outliers
 from scanloom.review.outliers import Finding
 from scanloom.review.report.data import references_of
+from scanloom.review.scratch import Texts, decoded, encoded
 from scanloom.review.verdicts.verdict import Seen
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
 WAITING = ("open", "stale")
@@ -123,38 +126,68 @@ class Query:
     doubtful: bool = False
 
 
+class Names:
+    """The names of rows by their places; a million take 50 MB.
+
+    Parameters
+    ----------
+    names : pyarrow.Array
+        Texts (N,).
+    """
+
+    def __init__(self, names: pa.Array) -> None:
+        import pyarrow as pa
+
+        self._lookup = Lookup(pa.chunked_array([names]))
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._lookup.column)
+
+    def __getitem__(self, index: int) -> str:
+        """Return the name of a row."""
+        name: str = self._lookup.column[int(index)].as_py()
+        return name
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all names."""
+        return self._lookup.values()
+
+    def index(self, name: str) -> int | None:
+        """Return the place of a row; None if there is none of this name."""
+        return next(iter(self._lookup.rows(name)), None)
+
+
 class CaseRows:
     """Rows in columns, in the order in which they come, which is that of their places.
 
     Parameters
     ----------
     rows : iterable of Row
+    by_risk : bool
+        Whether to put them into the order of review: of equal ones, none moves.
     """
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.names, self._texts, self._who = list[str](), list[str](), list[str]()
+    def __init__(self, rows: Iterable[Row], *, by_risk: bool = False) -> None:
+        import pyarrow as pa
+
         self._modalities, self._models = dict[str, int](), dict[tuple[str, ...], int]()
-        codes, risks = array("i"), array("d")
+        names, texts, codes, risks = Texts(), Texts(), array("i"), array("d")
         for row in rows:
-            self.names.append(row.name)
-            self._texts.append(row.text)
+            names.add(row.name)
+            texts.add(row.text)
             codes.extend(self._codes(row))
             risks.append(row.risk)
-        self.modality, self.models = np.array(codes, np.int32).reshape(-1, 2).T.copy()
-        self.risk, self.present = np.array(risks, np.float64), np.ones(len(self.names), bool)
-        self._complete()
-
-    def sort(self) -> None:
-        """Put rows into the order of review, before they are used: of equal ones, none moves."""
-        order = np.argsort(-self.risk, kind="stable")
-        self.names, self._texts = ([t[n] for n in order] for t in (self.names, self._texts))
-        self.modality, self.models = self.modality[order], self.models[order]
-        self.risk = self.risk[order]
-        self._complete()
-
-    def _complete(self) -> None:
+        risk, count = np.array(risks, np.float64), len(names)
+        order = np.argsort(-risk, kind="stable") if by_risk else np.arange(count)
+        self.names = Names(names.as_arrow().cast(pa.large_string()).take(order))
+        self._texts: pa.Array = texts.as_arrow().take(order)
+        self._who: pa.Array | None = None
+        self._new_texts = dict[int, bytes]()
+        """Texts of rows that were replaced."""
+        self.modality, self.models = np.array(codes, np.int32).reshape(-1, 2)[order].T.copy()
+        self.risk, self.present = risk[order], np.ones(count, bool)
         self.review = self.risk >= outliers.REVIEW_THRESHOLD
-        self.places = {name: n for n, name in enumerate(self.names)}
         self.updated = list[int]()
         """Places of rows that were replaced or removed since, in the order of these events."""
         self._with_word, self._guard = dict[str, NDArray[np.bool_]](), threading.Lock()
@@ -162,28 +195,37 @@ class CaseRows:
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that were not removed."""
         modalities, models = list(self._modalities), list(self._models)
-        for place in np.flatnonzero(self.present):
-            of_scan = modalities[self.modality[place]], models[self.models[place]]
-            yield Row(self.names[place], *of_scan, float(self.risk[place]), self._texts[place])
+        for index in np.flatnonzero(self.present).tolist():
+            of_scan = modalities[self.modality[index]], models[self.models[index]]
+            text = self._new_texts.get(index)
+            text = self._texts[index].as_py() if text is None else text
+            yield Row(self.names[index], *of_scan, float(self.risk[index]), decoded(text))
 
-    def put(self, row: Row) -> None:
-        """Replace the row of a case, which stays in its place."""
-        place = self.places[row.name]
-        self.modality[place], self.models[place] = self._codes(row)
-        self.risk[place], self._texts[place] = row.risk, row.text
-        self.review[place] = row.risk >= outliers.REVIEW_THRESHOLD
-        self.present[place] = True
-        self._note(place)
+    def put(self, row: Row) -> bool:
+        """Replace the row of a case, which stays in its place; return whether there is one."""
+        index = self.names.index(row.name)
+        if index is None:
+            return False
+        self.modality[index], self.models[index] = self._codes(row)
+        self.risk[index], self._new_texts[index] = row.risk, encoded(row.text)
+        self.review[index] = row.risk >= outliers.REVIEW_THRESHOLD
+        self.present[index] = True
+        self._note(index)
+        return True
 
     def remove(self, name: str) -> None:
         """Remove the row of a case."""
-        if name in self.places:
-            self.present[self.places[name]] = False
-            self._note(self.places[name])
+        index = self.names.index(name)
+        if index is not None:
+            self.present[index] = False
+            self._note(index)
 
     def name_patients(self, who: Iterable[str]) -> None:
         """Let a search look into further texts, one for each row; nothing to have none."""
-        self._who, self._with_word = [text.lower() for text in who], {}
+        texts = Texts()
+        for text in who:
+            texts.add(text.lower())
+        self._who, self._with_word = texts.as_arrow() if len(texts) else None, {}
 
     def chosen(self, query: Query) -> NDArray[np.bool_]:
         """Return the rows that a query leaves, whatever their state (N,)."""
@@ -225,7 +267,9 @@ class CaseRows:
             if word in known:
                 return known[word]
             rows = _with_word(self._texts, word)
-            if self._who:
+            for index, text in self._new_texts.copy().items():  # another thread may add one
+                rows[index] = encoded(word) in text
+            if self._who is not None:
                 rows |= _with_word(self._who, word)
             if len(known) >= _MAX_WORDS:
                 del known[next(iter(known))]
@@ -233,9 +277,13 @@ class CaseRows:
             return rows
 
 
-def _with_word(texts: Sequence[str], word: str) -> NDArray[np.bool_]:
-    """Return which texts contain a word (N,); without a step of Python each."""
-    return np.fromiter(map(operator.contains, texts, repeat(word)), bool, len(texts))
+def _with_word(texts: pa.Array, word: str) -> NDArray[np.bool_]:
+    """Return which texts in UTF-8 contain a word (N,)."""
+    from pyarrow import compute
+
+    matches = compute.match_substring(texts, encoded(word))
+    rows: NDArray[np.bool_] = matches.to_numpy(zero_copy_only=False)
+    return rows
 
 
 class ReviewerRows:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -190,10 +191,8 @@ class Worklist:
             else:
                 row = Row.of(case, _findings(case, self._cohort))
                 self.damaged = self.damaged - {name}
-                if name in self.rows.places:
-                    self.rows.put(row)
-                else:
-                    self.rows = CaseRows([*self.rows, row])
+                if not self.rows.put(row):
+                    self.rows = CaseRows(itertools.chain(self.rows, [row]))
             self.version += 1
 
     def _put(self, case: ListedCase) -> bool:
@@ -235,22 +234,25 @@ class Worklist:
         that there are.
         """
         damaged, whole, is_sorted = set[str](), True, self._is_sorted
-        looks, folders = dict[str, int](), published_cases(self.out)
+        gone, folders = set(self.cases), published_cases(self.out)
         count = len(folders)
         for n, folder in enumerate(folders):
             name, listed = folder.name, folder.name in self.cases
+            gone.discard(name)
             is_checked = (n - self._next_checked) % count < CHECKED
-            looks[name] = _look(_stamp(folder), revisions.get(name))
-            is_same = listed and looks[name] == self._looks.get(name)
+            look = _look(_stamp(folder), revisions.get(name))
+            is_same = listed and look == self._looks.get(name)
             if is_same and not is_checked:
                 continue
             try:
                 case = self._current(folder)
             except OSError:
                 whole = False
+                self._looks.pop(name, None)
                 if not listed:
                     damaged.add(name)
                 continue
+            self._looks[name] = look
             is_tabled = listed and not isinstance(self.cases.get(name), ListedCase)
             if case is None:
                 damaged.add(name)
@@ -261,19 +263,19 @@ class Worklist:
                     self._looks = {}
                     return self._read(revisions)
         self._next_checked = (self._next_checked + CHECKED) % max(1, count)
-        self._looks = looks if whole else {}
-        for name in self.cases:
-            if name not in looks:
-                self.cases.remove(name)
-                is_sorted = False
+        for name in gone:
+            self.cases.remove(name)
+            self._looks.pop(name, None)
+            is_sorted = False
         if is_sorted:
             self.damaged = damaged
         else:
-            self._sort(looks, damaged)
+            self._sort(damaged)
         return whole
 
-    def _sort(self, names: Iterable[str], damaged: set[str]) -> None:
-        """Compare all cases with each other; `names` are sorted, and may be of cases that left."""
+    def _sort(self, damaged: set[str]) -> None:
+        """Compare all cases with each other; of equal ones, the order is that of their names."""
+        names = sorted(self.cases)
         references = dict[str, tuple[ReferenceRange, ...]]()
 
         def listed() -> Iterator[MeasuredCase]:
@@ -285,8 +287,8 @@ class Worklist:
                 yield from case.measurements
 
         cohort = outliers.Cohort(measurements(), references, self._scratch)
-        rows = CaseRows(Row.of(case, _findings(case, cohort)) for case in listed())
-        rows.sort()
+        of_cases = (Row.of(case, _findings(case, cohort)) for case in listed())
+        rows = CaseRows(of_cases, by_risk=True)
         with self._swap:
             self._cohort, self.damaged = cohort, damaged
             self.rows, self._is_sorted = rows, True
@@ -484,12 +486,13 @@ class ReviewState:
         """
         with self._view(reviewer) as view:
             chosen, names = self._chosen(view, query), view.rows.rows.names
-            place = view.rows.rows.places.get(name, -1)
-            before, after = (int(np.searchsorted(chosen, place, side)) for side in ENDS)
+            index = names.index(name)
+            own = -1 if index is None else index
+            before, after = (int(np.searchsorted(chosen, own, side)) for side in ENDS)
             return {
                 "before": [names[n] for n in chosen[max(0, before - 1) : before]],
                 "after": [names[n] for n in chosen[after : after + AHEAD]],
-                "next": view.rows.next_waiting(chosen, place),
+                "next": view.rows.next_waiting(chosen, own),
             }
 
     @contextmanager
@@ -508,7 +511,7 @@ class ReviewState:
             # a draft is in no file that the looks stat
             changed |= (back ^ view.back) | (drafts ^ view.drafts)
             view.lines, view.updated, view.back, view.drafts = stack.count, updated, back, drafts
-            places = [rows.places[name] for name in changed if name in rows.places]
+            places = [index for index in map(rows.names.index, changed) if index is not None]
             view.rows.number += bool(places)
             for place in places:
                 self._set(view, place, reviewer, stack.of_case(rows.names[place]))

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scanloom.core import ScanError
+from scanloom.io.output import join_sources
 from scanloom.io.output.crosswalk import SourceRecord
 from scanloom.io.output.join_sources import SOURCE_COLUMNS, join_csv, join_parquet, read_ids
 from scanloom.io.output.measurements import escape_formula
@@ -45,6 +46,12 @@ def joined(path: Path, column: str | None = None) -> tuple[list[dict[str, str]],
     return list(csv.DictReader(io.StringIO(text.getvalue()), strict=True)), unknown
 
 
+def joined_text(path: Path) -> str:
+    text = io.StringIO()
+    join_csv(path, find_source, text)
+    return text.getvalue()
+
+
 def test_rows_get_their_source_and_keep_the_rest(tmp_path: Path) -> None:
     rows, unknown = joined(written(tmp_path / "t.csv"))
 
@@ -57,6 +64,17 @@ def test_rows_get_their_source_and_keep_the_rest(tmp_path: Path) -> None:
     assert rows[1]["label"] == "'=HYPERLINK(1)"
     assert rows[1]["source_path"] == "'-dash/b.nii"
     assert {rows[2][name] for name in ADDED} == {""}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_batches_make_the_text_of_a_whole(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, *_ = whole = joined_text(written(tmp_path / "t.csv")).splitlines(keepends=True)
+    monkeypatch.setattr(join_sources, "BATCH_ROWS", rows)
+    assert joined_text(tmp_path / "t.csv").splitlines(keepends=True) == whole
+    assert len(whole) == 4
+    assert joined_text(written(tmp_path / "t.csv", TABLE.splitlines()[0] + "\n")) == head
 
 
 def test_a_row_without_an_id_is_not_unknown(tmp_path: Path) -> None:
@@ -166,8 +184,8 @@ def test_parquet_becomes_csv_and_csv_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["case", "case_id", "id"])
 def test_the_column_of_ids_is_found_or_named(name: str, tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", f"x,{name}\n1,aaa\n\n2,bbb\n")
-    assert read_ids(path) == {"aaa", "bbb"}
-    assert read_ids(path, "x") == {"1", "2"}
+    assert read_ids(path).to_pylist() == ["aaa", "bbb"]
+    assert read_ids(path, "x").to_pylist() == ["1", "2"]
     assert joined(path, name)[1] == 0
 
 

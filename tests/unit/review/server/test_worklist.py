@@ -27,7 +27,7 @@ from scanloom.review.revisions import latest_result, read_label_maps, revision_n
 from scanloom.review.server import state as state_module
 from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.requests import read_query, read_rows
-from scanloom.review.server.rows import STATES, CaseRows, ListedCase, Row
+from scanloom.review.server.rows import STATES, CaseRows, ListedCase, Query, Row
 from scanloom.review.server.security import RefusedError
 from scanloom.review.server.state import ReviewState, Worklist
 from scanloom.review.verdicts.log import VerdictLog
@@ -348,6 +348,25 @@ def test_rows_follow_cases_that_are_replaced_and_removed(listing: Listed) -> Non
     assert news["models"] == ["a", "b", "c"]
     assert made.ask(q="liver")["names"] == names[:2]
     assert made.ask(model="c")["names"] == [names[1]]
+
+
+def test_rows_are_found_by_name_and_word_in_the_order_of_review() -> None:
+    drawn = [("c", 1.0, "liver"), ("a", 2.0, "\udc80 é"), ("d", 1.0, ""), ("b", 3.0, "liver")]
+    rows = CaseRows((Row(name, "CT", (), risk, text) for name, risk, text in drawn), by_risk=True)
+    assert [*rows.names] == ["b", "a", "c", "d"]
+    assert [rows.names.index(name) for name in "abcde"] == [1, 0, 2, 3, None]
+
+    def found(*words: str) -> list[int]:
+        return np.flatnonzero(rows.chosen(Query(words))).tolist()
+
+    assert (found("liver"), found("\udc80"), found("é")) == ([0, 2], [1], [1])
+    assert rows.put(Row("d", "MR", ("m",), 4.0, "liver"))
+    assert not rows.put(Row("e", "MR", (), 4.0, "liver"))
+    rows.remove("b")
+    assert found("liver") == [2, 3]
+    assert [row.text for row in rows] == ["\udc80 é", "liver", "liver"]
+    rows.name_patients(["", "", "DOE", ""])
+    assert (found("doe"), found("liver", "doe")) == ([2], [2])
 
 
 @pytest.fixture
