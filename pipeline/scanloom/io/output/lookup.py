@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 V = TypeVar("V")
 _VALUES_AT_ONCE = 50_000
@@ -47,6 +48,27 @@ class Lookup:
             if self.column[row].as_py() == value:  # else only the hash is equal
                 found.append(row)
             place += 1
+        return found
+
+    def first_rows(self, values: Sequence[str]) -> NDArray[np.int64]:
+        """Return the first row that has each of many values, -1 where there is none."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        found = np.full(len(values), -1, np.int64)
+        hashes, wanted = np.asarray(self._hashes), np.fromiter(map(hash, values), np.int64)
+        if not len(hashes):
+            return found
+        places = np.searchsorted(hashes, wanted).clip(max=len(hashes) - 1)
+        alike = np.flatnonzero(hashes[places] == wanted)
+        rows = np.asarray(self._rows)[places[alike]]
+        texts = pa.array([values[n] for n in alike.tolist()], pa.string())
+        is_same = compute.equal(self.column.take(pa.array(rows)), texts).to_numpy(
+            zero_copy_only=False
+        )
+        found[alike[is_same]] = rows[is_same]
+        for n in alike[~is_same].tolist():  # another value has its hash
+            found[n] = next(iter(self.rows(values[n])), -1)
         return found
 
 
