@@ -34,11 +34,11 @@ TWO = {"models": ["m"], "channels": {"a": {"modality": "CT"}, "b": {"modality": 
 
 
 def drawn_series(draw: random.Random, n: int) -> IndexedSeries:
-    """Return a series, two to a study, that may be refused, have several volumes or another's id."""
+    """Return a series, two to a study, perhaps refused, of volumes, or of another's id."""
     uid = f"1.2.{draw.choice([n, n, n, max(0, n - 2)])}"
     source = Series("dicom", (), "1", uid)
-    reason = draw.choice(["", "", "", "", Reason.PHASES.code, Reason.SLICE_GAP.code])
-    modality = draw.choice(["CT", "CT", "CT", "MR"] if n % 2 else ["CT", "PT", "PT"])
+    reason = draw.choice([""] * 6 + [Reason.PHASES.code, Reason.SLICE_GAP.code])
+    modality = draw.choice(["CT"] * 5 + ["MR"] if n % 2 else ["PT"] * 5 + ["CT"])
     info = SELECTED._replace(reason=reason, modality=modality)
     stamp = draw.choice(["", *["stamp"] * 9]) and f"stamp of {uid}"
     number = case_id(source, KEY)
@@ -85,10 +85,17 @@ def test_the_ledger_gives_the_cases_that_folders_give(
         )
 
     selected: list[Case] = cases(Scope(), None, {}).pending  # type: ignore[assignment]
-    sources = [s for c in selected for s in publish(out, draw, c.id, request.recipe, c.stamp)]
+    results = {case.id: case.stamp for case in selected}
+    # Series of several volumes also have results of when they had one
+    results |= {each.id: source_stamp([each.stamp], KEY) for each in series if each.reason}
+    sources = [
+        source
+        for name, stamp in results.items()
+        for source in publish(out, draw, name, request.recipe, stamp)
+    ]
     with private_folder(out, key_fingerprint(KEY)) as private:
         add_sources(private, sources)
-    ended = {c.id: CaseRecord(c.id, None, "", (), None) for c in selected if draw.random() < 0.2}
+    ended = {c.id: CaseRecord(c.id, None, "", (), None) for c in selected if draw.random() < 0.4}
     for scope, made in ((Scope(), {}), (Scope(shard=(1, 2)), ended)):
         known, read = cases(scope, Ledger(out), made), cases(scope, None, made)
         assert said(known) == said(read)
