@@ -34,8 +34,8 @@ TWO = {"models": ["m"], "channels": {"a": {"modality": "CT"}, "b": {"modality": 
 
 
 def drawn_series(draw: random.Random, n: int) -> IndexedSeries:
-    """Return a series, two to a study, perhaps refused, of volumes, or of another's id."""
-    uid = f"1.2.{draw.choice([n, n, n, max(0, n - 2)])}"
+    """Return a series, two to a study, which may be refused, or have several volumes."""
+    uid = f"1.2.{n}"
     source = Series("dicom", (), "1", uid)
     reason = draw.choice([""] * 6 + [Reason.PHASES.code, Reason.SLICE_GAP.code])
     modality = draw.choice(["CT"] * 5 + ["MR"] if n % 2 else ["PT"] * 5 + ["CT"])
@@ -74,6 +74,7 @@ def test_the_ledger_gives_the_cases_that_folders_give(
     made_workflow = make_workflow(name="w", **workflow)
     request = Request(made_workflow, ()) if workflow is TWO else Request.of(made_workflow)
     series = [drawn_series(draw, n) for n in range(COUNT)]
+    series += draw.sample(series, COUNT // 5)  # copies have the same id
     (tmp_path / "scans").mkdir()
     (tmp_path / "scans" / "note.txt").write_text("none of the series")
     open_output(out, key_fingerprint(KEY))
