@@ -209,7 +209,7 @@ class Ledger:
 
         False means that nothing is known: then the folder says it.
         """
-        column = "source" if case.source_hash else "stamp"
+        column: Literal["stamp", "source"] = "source" if case.source_hash else "stamp"
         value = case.source_hash or case.stamp
         return self.hold([case.folder_name], case.recipe, [value], column)[0]
 
