@@ -68,7 +68,7 @@ class RunCases:
     candidates : callable
         Gives the cases, as often as it is called.
     request : Request or None
-        What the cases share, to know results of its recipe, and say in what others differ.
+        That of all cases, by which results are current, or differ from it.
     pending : list of Case or CaseFile, optional
         Receives the cases to be worked on.
     complete : callable
@@ -207,10 +207,10 @@ class RunCases:
 
     def other_results(self) -> set[str]:
         """Return the names of the published cases that are none of the shard's."""
-        names, others = published_cases(self._out).names(), set[str]()
+        names, other_names = published_cases(self._out).names(), set[str]()
         while batch := list(itertools.islice(names, COMPARED_AT_ONCE)):
-            others.update(self._names.missing(batch))
-        return others
+            other_names.update(self._names.missing(batch))
+        return other_names
 
     def compare(self, shared: frozenset[int] = frozenset(), key: bytes = b"") -> set[str]:
         """Divide the cases by whether they ended in an earlier run; note the outcomes of those.

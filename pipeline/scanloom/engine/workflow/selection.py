@@ -151,11 +151,11 @@ def criteria_of(selection: Selection, policy: Policy) -> Criteria:
 
     A series without a grid yet (a gap, several volumes) has no shape: it meets criteria on it.
     """
-    found: list[tuple[str, Callable[[SeriesInfo], bool]]] = []
+    criteria: list[tuple[str, Callable[[SeriesInfo], bool]]] = []
 
-    def add(name: str, given: object, is_met: Callable[[SeriesInfo], bool]) -> None:
-        if given:
-            found.append((f"by select.{name}", is_met))
+    def add(name: str, setting: object, is_met: Callable[[SeriesInfo], bool]) -> None:
+        if setting:
+            criteria.append((f"by select.{name}", is_met))
 
     modalities, body_parts, image_type = (
         {entry.upper() for entry in entries}
@@ -171,7 +171,7 @@ def criteria_of(selection: Selection, policy: Policy) -> Criteria:
     # Facts that every header states come before those that follow from its geometry: the first one
     # that fails is reported
     if modalities and not assumed:
-        found.append((NO_MODALITY, lambda info: info.modality != ""))
+        criteria.append((NO_MODALITY, lambda info: info.modality != ""))
     add("modality", modalities, lambda info: (info.modality or assumed).upper() in modalities)
     add("body_part", body_parts, lambda info: info.body_part.upper() in body_parts)
     add("description", description, lambda info: _any(description, info.description))
@@ -183,7 +183,7 @@ def criteria_of(selection: Selection, policy: Policy) -> Criteria:
     add("min_slices", True, lambda info: not info.shape or info.shape[2] >= least)
     add("min_spacing", lowest, lambda info: not info.spacing or info.spacing[2] >= lowest)
     add("max_spacing", highest < math.inf, lambda i: not i.spacing or i.spacing[2] <= highest)
-    return tuple(found)
+    return tuple(criteria)
 
 
 def mismatch(info: SeriesInfo, criteria: Criteria) -> str | None:

@@ -874,11 +874,11 @@ def _series_rows(table: pa.Table | pa.RecordBatch) -> Iterator[IndexedSeries]:
 
         column = table.column(f"{_SERIES}{name}")
         values = iter(compute.list_flatten(column).to_pylist())
-        made = (
+        items = (
             values if make is None else itertools.starmap(make, zip(*[values] * size, strict=True))
         )
         for length in compute.list_value_length(column).to_pylist():
-            yield tuple(itertools.islice(made, length // size))
+            yield tuple(itertools.islice(items, length // size))
 
     ranges = {"shape": tuples("shape"), "spacing": tuples("spacing")}
     info = lists(name for name in SeriesInfo._fields if name not in ranges) | ranges
@@ -890,5 +890,5 @@ def _series_rows(table: pa.Table | pa.RecordBatch) -> Iterator[IndexedSeries]:
     return map(IndexedSeries, *(own[name] for name in IndexedSeries._fields))
 
 
-def _pair(part: int, group: int) -> tuple[int, int]:
-    return part, group
+def _pair(part_number: int, group: int) -> tuple[int, int]:
+    return part_number, group

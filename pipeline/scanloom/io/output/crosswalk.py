@@ -215,8 +215,8 @@ def unknown_ids(out: Path, ids: Iterable[str]) -> set[str]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    lookup, unknown, left = Lookup(_read(out, ("id",)).column("id")), set[str](), iter(ids)
-    while batch := list(itertools.islice(left, _IDS_AT_ONCE)):
+    lookup, unknown, ids_left = Lookup(_read(out, ("id",)).column("id")), set[str](), iter(ids)
+    while batch := list(itertools.islice(ids_left, _IDS_AT_ONCE)):
         is_unknown = lookup.first_rows(batch) < 0
         unknown.update(itertools.compress(batch, is_unknown.tolist()))
     return unknown

@@ -237,13 +237,13 @@ class Ledger:
         if not self._is_right or recipe not in self._recipes:
             return [False] * len(names)
         rows = self._lookup.first_rows(names)
-        places, wanted = pa.array(rows, mask=rows < 0), pa.array(values, pa.string())
+        places, requested = pa.array(rows, mask=rows < 0), pa.array(values, pa.string())
         numbers = pa.array(self._recipe_numbers).take(places)
         is_current = compute.and_(
-            compute.equal(self._columns[column].take(places), wanted),
+            compute.equal(self._columns[column].take(places), requested),
             compute.equal(numbers, self._recipes.index(recipe)),
         )
-        is_known = compute.and_(is_current.fill_null(False), compute.not_equal(wanted, ""))
+        is_known = compute.and_(is_current.fill_null(False), compute.not_equal(requested, ""))
         current: list[bool] = is_known.to_pylist()
         return current
 

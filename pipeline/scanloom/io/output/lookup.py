@@ -51,25 +51,25 @@ class Lookup:
         return found
 
     def first_rows(self, values: Sequence[str]) -> NDArray[np.int64]:
-        """Return the first row that has each of many values, -1 where there is none."""
+        """Return the first row that has each of many values, or -1."""
         import pyarrow as pa
         from pyarrow import compute
 
-        found = np.full(len(values), -1, np.int64)
-        hashes, wanted = np.asarray(self._hashes), np.fromiter(map(hash, values), np.int64)
+        first = np.full(len(values), -1, np.int64)
+        hashes, value_hashes = np.asarray(self._hashes), np.fromiter(map(hash, values), np.int64)
         if not len(hashes):
-            return found
-        places = np.searchsorted(hashes, wanted).clip(max=len(hashes) - 1)
-        alike = np.flatnonzero(hashes[places] == wanted)
+            return first
+        places = np.searchsorted(hashes, value_hashes).clip(max=len(hashes) - 1)
+        alike = np.flatnonzero(hashes[places] == value_hashes)
         rows = np.asarray(self._rows)[places[alike]]
         texts = pa.array([values[n] for n in alike.tolist()], pa.string())
         is_same = compute.equal(self.column.take(pa.array(rows)), texts).to_numpy(
             zero_copy_only=False
         )
-        found[alike[is_same]] = rows[is_same]
+        first[alike[is_same]] = rows[is_same]
         for n in alike[~is_same].tolist():  # another value has its hash
-            found[n] = next(iter(self.rows(values[n])), -1)
-        return found
+            first[n] = next(iter(self.rows(values[n])), -1)
+        return first
 
 
 class _ByKey(Mapping[str, V]):
