@@ -125,19 +125,30 @@ class NameSet:
         self._added.append(hash(name))
 
     def __contains__(self, name: str) -> bool:
-        self._sort()
-        return any(_holds(part, hash(name)) for part in self._sorted)
+        return not self.missing([name])
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Return those of many names that were not added."""
+        are_known = self._hold(np.fromiter(map(hash, names), np.int64, len(names)))
+        return list(itertools.compress(names, (~are_known).tolist()))
 
     def add_all(self, names: Sequence[str]) -> list[bool]:
         """Add names; return for each whether it was there, or stands among them, before it."""
-        self._sort()
         hashes = np.fromiter(map(hash, names), np.int64, len(names))
         firsts = np.zeros(len(names), np.bool_)
         firsts[np.unique(hashes, return_index=True)[1]] = True
-        before = ~firsts | np.any([np.isin(hashes, part) for part in self._sorted], axis=0)
+        before = ~firsts | self._hold(hashes)
         self._added.extend(hashes[~before].tolist())
         again: list[bool] = before.tolist()
         return again
+
+    def _hold(self, hashes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of some hashes were added."""
+        self._sort()
+        are_known = np.zeros(len(hashes), np.bool_)
+        for part in filter(len, self._sorted):
+            are_known |= part[np.searchsorted(part, hashes).clip(max=len(part) - 1)] == hashes
+        return are_known
 
     def _sort(self) -> None:
         """Sort what was added; parts at least double in size, so that each is merged seldom."""
@@ -148,8 +159,3 @@ class NameSet:
         while len(self._sorted) > 1 and len(self._sorted[-2]) <= 2 * len(self._sorted[-1]):
             last = self._sorted.pop()
             self._sorted[-1] = np.sort(np.concatenate([self._sorted[-1], last]))
-
-
-def _holds(numbers: NDArray[np.int64], number: int) -> bool:
-    at = int(np.searchsorted(numbers, number))
-    return at < len(numbers) and int(numbers[at]) == number

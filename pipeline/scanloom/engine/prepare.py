@@ -160,6 +160,19 @@ class Request:
         return (workflow.output_options, *options)
 
 
+def may_be_several(inputs: Inputs) -> bool:
+    """Return whether the index entries of a case have several volumes, each a case of its own.
+
+    Else the case has the id of the first series.
+    """
+    return inputs[0].reason in (Reason.PHASES, Reason.FOUR_D)
+
+
+def stamp_of(inputs: Inputs, key: bytes) -> str:
+    """Return the source stamp of the case of some index entries."""
+    return source_stamp([series.stamp for series in inputs], key)
+
+
 def make_cases(
     index: Index, selected: Iterable[Inputs], request: Request, key: bytes, leave: Leave
 ) -> Iterator[tuple[Inputs, Case]]:
@@ -170,8 +183,7 @@ def make_cases(
     can't be, it has no case, and is handed over.
     """
     for inputs in selected:
-        first = inputs[0]
-        several = first.reason in (Reason.PHASES, Reason.FOUR_D)
+        first, several = inputs[0], may_be_several(inputs)
         try:
             most = None if several else 0
             series, *channels = (index.as_series(entry, most) for entry in inputs)
@@ -181,7 +193,7 @@ def make_cases(
             for entry in inputs:
                 leave(Outcome(entry.id, error.code, error.detail))
             continue
-        stamp = source_stamp([entry.stamp for entry in (series, *channels)], key)
+        stamp = stamp_of(inputs, key)
         for phase in range(count) if several else (None,):
             number = first.id if phase is None else case_id(series, key, phase)
             yield inputs, request.case(number, series, tuple(channels), phase=phase, stamp=stamp)

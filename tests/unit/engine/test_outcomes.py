@@ -54,3 +54,5 @@ def test_a_set_of_names_tells_what_came_before() -> None:
     assert "another" in known
     assert names[0] in known
     assert "none" not in known
+    assert known.missing(["none", *names, "ö", "another"]) == ["none", "ö"]
+    assert NameSet().missing(["none"]) == ["none"]

@@ -44,7 +44,7 @@ from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.worker.pool import dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import read_workflow
-from scanloom.engine.workflow.selection import check_channels, mismatch
+from scanloom.engine.workflow.selection import check_channels, criteria_of, mismatch
 from scanloom.io.identity import key_fingerprint, study_id
 from scanloom.io.index.build import Index, index_of
 from scanloom.io.output.audit import AuditTrail
@@ -489,8 +489,9 @@ class Worker:
         slices = [series.info for series in index.series if series.slices]
         for rule in self._site.rules:
             policy = self._lanes[rule.workflow].request.workflow.policy
+            criteria = criteria_of(rule.select, policy)
             is_sender = not rule.senders or not set(rule.senders).isdisjoint(images.senders)
-            if is_sender and any(mismatch(info, rule.select, policy) is None for info in slices):
+            if is_sender and any(mismatch(info, criteria) is None for info in slices):
                 return rule
         return None
 

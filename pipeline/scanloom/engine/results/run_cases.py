@@ -11,15 +11,23 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from scanloom.cards.card import ModelCard
 from scanloom.core import Case, CaseRecord, Reason, ScanError, Series
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
-from scanloom.engine.prepare import Request, id_conflict, make_cases, unique_cases, with_files
+from scanloom.engine.prepare import (
+    Request,
+    id_conflict,
+    make_cases,
+    may_be_several,
+    stamp_of,
+    unique_cases,
+    with_files,
+)
 from scanloom.engine.retries import policy_of
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.selection import NO_MODALITY, Inputs, Leave, Scope, select
@@ -33,15 +41,19 @@ from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 
+COMPARED_AT_ONCE = 5000
+"""Cases that are compared with the ledger together."""
 SOURCES_AT_ONCE = 10_000
 """Rows that become part of the crosswalk together."""
 
 _WHOLE = (ResultState.CURRENT, ResultState.UNSURE, ResultState.CHANGED)
 """States of results whose files were checked, and whose recipe is that of the case."""
 
-Candidates = Callable[[Leave, Leave], Iterator[tuple[Inputs, Case]]]
-"""Yields the cases that a workflow selects, without files; hands over series that it leaves out,
-and, to the second function, those that can't be opened."""
+PassOn = Callable[[Iterator[Inputs]], Iterator[Inputs]]
+"""Passes on the series of some of many cases."""
+Candidates = Callable[[Leave, Leave, PassOn], Iterator[tuple[Inputs, Case]]]
+"""Yields the cases that a workflow selects, without files, of the series that are passed on; hands
+over series that it leaves out, and, to the second function, those that can't be opened."""
 
 
 class RunCases:
@@ -53,8 +65,8 @@ class RunCases:
         The output folder, and the cases that the run takes.
     candidates : callable
         Gives the cases, as often as it is called.
-    cards : sequence of ModelCard
-        The models, to say in what results of another recipe differ.
+    request : Request or None
+        That of all cases, by which results are current, or differ from it.
     pending : list of Case or CaseFile, optional
         Receives the cases to be worked on.
     complete : callable
@@ -89,15 +101,15 @@ class RunCases:
         out: Path,
         scope: Scope,
         candidates: Candidates,
-        cards: Sequence[ModelCard] = (),
+        request: Request | None = None,
         pending: list[Case] | CaseFile | None = None,
         complete: Callable[[Inputs, Case], Case] = lambda _, case: case,
         ledger: Ledger | None = None,
     ) -> None:
         self._since = pending.end if isinstance(pending, CaseFile) else 0
-        self._out, self._scope, self._cards = out, scope, cards
+        self._out, self._scope, self._request = out, scope, request
         self._candidates, self._complete, self._ledger = candidates, complete, ledger
-        self._folders = crosswalk.renamed_folders(out)
+        self._folders = crosswalk.renamed_folders(out) or {}
         self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
         self._ended = Outcomes()
         self._ids, self._names = NameSet(), NameSet()
@@ -122,16 +134,16 @@ class RunCases:
         """Return the cases of an index, or of some of its series, that a request selects."""
         all_series = index.series if series is None else series
 
-        def candidates(leave: Leave, fail: Leave) -> Iterator[tuple[Inputs, Case]]:
+        def candidates(leave: Leave, fail: Leave, pass_on: PassOn) -> Iterator[tuple[Inputs, Case]]:
             workflow, cards = request.workflow, request.cards
             chosen = select(all_series, workflow, cards, leave, index.store)
-            return make_cases(index, chosen, request, key, fail)
+            return make_cases(index, pass_on(chosen), request, key, fail)
 
         run_cases = cls(
             out,
             scope,
             candidates,
-            request.cards,
+            request,
             pending,
             lambda inputs, case: with_files(index, inputs, case),
             ledger,
@@ -188,8 +200,10 @@ class RunCases:
 
     def other_results(self) -> set[str]:
         """Return the names of the published cases that are none of the shard's."""
-        names = published_cases(self._out).names()
-        return {name for name in names if name not in self._names}
+        names, other_names = published_cases(self._out).names(), set[str]()
+        while batch := list(itertools.islice(names, COMPARED_AT_ONCE)):
+            other_names.update(self._names.missing(batch))
+        return other_names
 
     def compare(self, shared: frozenset[int] = frozenset(), key: bytes = b"") -> set[str]:
         """Divide the cases by whether they ended in an earlier run; note the outcomes of those.
@@ -211,7 +225,8 @@ class RunCases:
         unique, ambiguous = self._unique(shared, key) if shared else ({}, set[str]())
         seen, waiting = set[str](), set[str]()  # of shared ids
         failed: list[Outcome] = []
-        for inputs, light in self._candidates(self.left_out.append, failed.append):
+        pass_on = partial(self._take_known, shared, key)
+        for inputs, light in self._candidates(self.left_out.append, failed.append, pass_on):
             case, is_own = self._named(light), self._scope.holds(light.id)
             is_copy = case.id in seen
             if hash(inputs[0].id) in shared:
@@ -243,6 +258,33 @@ class RunCases:
         )
         return ambiguous
 
+    def _take_known(
+        self, shared: frozenset[int], key: bytes, chosen: Iterator[Inputs]
+    ) -> Iterator[Inputs]:
+        """Take the cases whose results are current by the ledger; pass on all others.
+
+        Many are compared at once, before the objects of a case are made.
+        """
+        if self._ledger is None or self._request is None:
+            yield from chosen
+            return
+        while batch := list(itertools.islice(chosen, COMPARED_AT_ONCE)):
+            names = [self._folders.get(inputs[0].id) or inputs[0].id for inputs in batch]
+            stamps = [stamp_of(inputs, key) for inputs in batch]
+            current = self._ledger.hold(names, self._request.recipe, stamps)
+            for inputs, name, is_current in zip(batch, names, current, strict=True):
+                case = inputs[0].id
+                if (
+                    is_current
+                    and hash(case) not in shared
+                    and not may_be_several(inputs)
+                    and self._scope.holds(case)
+                ):
+                    series = self._count(inputs, case, name)
+                    self._end(Outcome(case, "", ""), series)
+                else:
+                    yield inputs
+
     def _take(self, inputs: Inputs, case: Case, failed: list[Outcome]) -> bool:
         """Take a case of the shard; return whether it is pending. It may turn out to be none."""
         outcome = self._earlier_outcome(case)
@@ -256,24 +298,33 @@ class RunCases:
             if isinstance(self.pending, list):
                 self.entries[case.id] = inputs[0]
         self.work += outcome is None
-        self.total += 1
-        self.selected += 1
-        self._ids.add(case.id)
-        self._names.add(case.folder_name)
-        series = tuple(entry.id for entry in inputs)
-        if series != (case.id,):
-            self._series[case.id] = series
+        series = self._count(inputs, case.id, case.folder_name)
         if outcome is None:
             return True
+        self._end(outcome, series)
+        return False
+
+    def _count(self, inputs: Inputs, case: str, folder: str) -> tuple[str, ...]:
+        """Count a case of the shard; return the ids of its series."""
+        self.total += 1
+        self.selected += 1
+        self._ids.add(case)
+        self._names.add(folder)
+        series = tuple(entry.id for entry in inputs)
+        if series != (case,):
+            self._series[case] = series
+        return series
+
+    def _end(self, outcome: Outcome, series: tuple[str, ...]) -> None:
+        """Note the outcome that a case had in an earlier run."""
         self._ended.append(outcome)
         self._note(outcome, series)
-        return False
 
     def _unique(self, shared: frozenset[int], key: bytes) -> tuple[dict[str, Case], set[str]]:
         """Return one case for each of the shared ids, and the ids of files that are not equal."""
 
         def cases() -> Iterator[Case]:
-            for inputs, light in self._candidates(_ignore, _ignore):
+            for inputs, light in self._candidates(_ignore, _ignore, iter):
                 if hash(inputs[0].id) in shared and self._scope.holds(light.id):
                     with suppress(ScanError):
                         yield self._complete(inputs, self._named(light))
@@ -298,7 +349,7 @@ class RunCases:
         """Note the outcomes that cases of other shards have by now."""
         if self._scope.shard is None:
             return
-        for inputs, light in self._candidates(_ignore, _ignore):
+        for inputs, light in self._candidates(_ignore, _ignore, iter):
             case = self._named(light)
             if not self._scope.holds(case.id):
                 outcome = self._earlier_outcome(case)
@@ -318,7 +369,8 @@ class RunCases:
             return published
         state = None
         try:
-            state = explained_result_state(out, case, self._cards, replace=scope.replace)
+            cards = self._request.cards if self._request is not None else ()
+            state = explained_result_state(out, case, cards, replace=scope.replace)
         except ScanError as error:
             return Outcome(case.id, error.code, error.detail)
         finally:

@@ -64,6 +64,8 @@ NO_MODALITY = "by select.modality: its files do not state the modality"
 """Detail of a series, such as NIfTI, that a selection of a modality leaves out."""
 
 
+Criteria = tuple[tuple[str, Callable[[SeriesInfo], bool]], ...]
+"""The detail of a series that fails each criterion, and whether a series meets it."""
 Leave = Callable[[Outcome], None]
 """Receives the series without a case."""
 
@@ -89,10 +91,11 @@ def select(
     store : Store or None
         For rows of matching series while they are put together by study; None for memory.
     """
+    criteria = criteria_of(workflow.select, workflow.policy)
     matching = (
         (number, series)
         for number, series in enumerate(indexed)
-        if _matches(series, workflow, leave)
+        if _matches(series, criteria, workflow.policy, leave)
     )
     if not workflow.channels and workflow.select.choose == "all":
         for _, series in matching:
@@ -105,11 +108,11 @@ def select(
         yield from _of_each_study(indexed, studies, workflow.select, cards, leave)
 
 
-def _matches(series: IndexedSeries, workflow: Workflow, leave: Leave) -> bool:
+def _matches(series: IndexedSeries, criteria: Criteria, policy: Policy, leave: Leave) -> bool:
     """Return whether a series may have a case; else hand it over with the reason."""
-    mismatched = mismatch(series.info, workflow.select, workflow.policy)
+    mismatched = mismatch(series.info, criteria)
     fault = series.reason
-    if fault is not None and _allowed(fault, workflow.policy):
+    if fault is not None and _allowed(fault, policy):
         fault = None
     # A series that is not selected may be faulty; any other one has failed
     may_be = fault is None or (fault.expects_result and series.info.modality != "")
@@ -143,35 +146,52 @@ def check_channels(workflow: Workflow, cards: Sequence[ModelCard]) -> None:
         )
 
 
-def mismatch(info: SeriesInfo, selection: Selection, policy: Policy) -> str | None:
-    """Return the first criterion of a selection that a series fails, None if it meets all.
+def criteria_of(selection: Selection, policy: Policy) -> Criteria:
+    """Return the criteria of a selection that not every series meets.
 
-    A series without a grid yet (a gap, several volumes) has no shape: criteria on it are skipped.
+    A series without a grid yet (a gap, several volumes) has no shape: it meets criteria on it.
     """
-    spacing = info.spacing[2] if info.spacing else None
-    highest = math.inf if selection.max_spacing is None else selection.max_spacing
-    image_type = {entry.upper() for entry in selection.image_type}
+    criteria: list[tuple[str, Callable[[SeriesInfo], bool]]] = []
+
+    def add(name: str, setting: object, is_met: Callable[[SeriesInfo], bool]) -> None:
+        if setting:
+            criteria.append((f"by select.{name}", is_met))
+
+    modalities, body_parts, image_type = (
+        {entry.upper() for entry in entries}
+        for entries in (selection.modality, selection.body_part, selection.image_type)
+    )
+    description, not_description, kernel = (
+        [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
+        for patterns in (selection.description, selection.not_description, selection.kernel)
+    )
+    assumed, contrast, plane = policy.modality or "", selection.contrast, selection.orientation
+    lowest, least = selection.min_spacing * (1 - SPACING_TOLERANCE), selection.min_slices
+    highest = (selection.max_spacing or math.inf) * (1 + SPACING_TOLERANCE)
     # Facts that every header states come before those that follow from its geometry: the first one
     # that fails is reported
-    meets = {
-        "modality": _among(info.modality or policy.modality or "", selection.modality),
-        "body_part": _among(info.body_part, selection.body_part),
-        "description": _any_match(selection.description, info.description),
-        "not_description": not selection.not_description
-        or not _any_match(selection.not_description, info.description),
-        "image_type": image_type <= set(info.image_type.upper().split("\\")),
-        "kernel": _any_match(selection.kernel, info.kernel),
-        "contrast": selection.contrast is None or selection.contrast == info.contrast,
-        "orientation": not info.plane or selection.orientation in ("any", info.plane),
-        "min_slices": not info.shape or info.shape[2] >= selection.min_slices,
-        "min_spacing": spacing is None
-        or spacing >= selection.min_spacing * (1 - SPACING_TOLERANCE),
-        "max_spacing": spacing is None or spacing <= highest * (1 + SPACING_TOLERANCE),
-    }
-    failed = next((name for name, is_met in meets.items() if not is_met), None)
-    if failed == "modality" and not (info.modality or policy.modality):
-        return NO_MODALITY
-    return f"by select.{failed}" if failed else None
+    if modalities and not assumed:
+        criteria.append((NO_MODALITY, lambda info: info.modality != ""))
+    add("modality", modalities, lambda info: (info.modality or assumed).upper() in modalities)
+    add("body_part", body_parts, lambda info: info.body_part.upper() in body_parts)
+    add("description", description, lambda info: _any(description, info.description))
+    add("not_description", not_description, lambda i: not _any(not_description, i.description))
+    add("image_type", image_type, lambda i: image_type <= set(i.image_type.upper().split("\\")))
+    add("kernel", kernel, lambda info: _any(kernel, info.kernel))
+    add("contrast", contrast is not None, lambda info: info.contrast == contrast)
+    add("orientation", plane != "any", lambda info: info.plane in ("", plane))
+    add("min_slices", True, lambda info: not info.shape or info.shape[2] >= least)
+    add("min_spacing", lowest, lambda info: not info.spacing or info.spacing[2] >= lowest)
+    add("max_spacing", highest < math.inf, lambda i: not i.spacing or i.spacing[2] <= highest)
+    return tuple(criteria)
+
+
+def mismatch(info: SeriesInfo, criteria: Criteria) -> str | None:
+    """Return the detail of the first criterion that a series fails, None if it meets all."""
+    for detail, is_met in criteria:
+        if not is_met(info):
+            return detail
+    return None
 
 
 def _allowed(reason: Reason, policy: Policy) -> bool:
@@ -246,15 +266,18 @@ def _channels(
     # (behind all places if it has none), and that of the text which says what its study lacks
     places = array("q")
     texts = {"": 0}
+    channels = {
+        name: (selection, criteria_of(selection, workflow.policy))
+        for name, selection in workflow.channels.items()
+    }
     for study in studies:
         by_channel: dict[str, int] = {}
         infos = dict(study)
-        for name, selection in workflow.channels.items():
+        for name, (selection, criteria) in channels.items():
             fit = [
                 number
                 for number, info in study
-                if mismatch(info, selection, workflow.policy) is None
-                and number not in by_channel.values()
+                if mismatch(info, criteria) is None and number not in by_channel.values()
             ]
             if fit:
                 best = best_first([infos[n] for n in fit], _preference(selection, cards))
@@ -296,9 +319,5 @@ def _preference(selection: Selection, cards: Sequence[ModelCard]) -> Preference:
     )
 
 
-def _among(value: str, allowed: Sequence[str]) -> bool:
-    return not allowed or value.upper() in {entry.upper() for entry in allowed}
-
-
-def _any_match(patterns: Sequence[str], text: str) -> bool:
-    return not patterns or any(re.search(p, text, re.IGNORECASE) for p in patterns)
+def _any(patterns: Iterable[re.Pattern[str]], text: str) -> bool:
+    return any(pattern.search(text) for pattern in patterns)

@@ -45,9 +45,9 @@ from scanloom.io.output.crosswalk import (
     MAX_HEADERS_READ,
     SourceRecord,
     add_sources,
-    known_ids,
     path_text,
     source_from_series,
+    unknown_ids,
 )
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.parquet_file import read_errors
@@ -606,8 +606,7 @@ def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str])
     OSError
         If the crosswalk cannot be written.
     """
-    known = known_ids(out)
-    requested = {name for name in ids if name and name not in known}
+    requested = unknown_ids(out, filter(None, ids))
     if not requested:
         return
     missing = (indexed for indexed in index.series if indexed.id in requested)

@@ -873,16 +873,29 @@ def _series_rows(table: pa.Table | pa.RecordBatch) -> Iterator[IndexedSeries]:
     def lists(names: Iterable[str]) -> dict[str, Iterable[Any]]:
         return {name: table.column(f"{_SERIES}{name}").to_pylist() for name in names}
 
-    info, own = lists(SeriesInfo._fields), lists(_OWN)
-    for name in ("shape", "spacing"):
-        info[name] = map(tuple, info[name])
+    def tuples(
+        name: str, make: Callable[..., object] | None = None, size: int = 1
+    ) -> Iterator[Any]:
+        """Yield the list of each row as a tuple, of its values or of what `size` of them make."""
+        from pyarrow import compute
+
+        column = table.column(f"{_SERIES}{name}")
+        values = iter(compute.list_flatten(column).to_pylist())
+        items = (
+            values if make is None else itertools.starmap(make, zip(*[values] * size, strict=True))
+        )
+        for length in compute.list_value_length(column).to_pylist():
+            yield tuple(itertools.islice(items, length // size))
+
+    ranges = {"shape": tuples("shape"), "spacing": tuples("spacing")}
+    info = lists(name for name in SeriesInfo._fields if name not in ranges) | ranges
+    own = lists((*_TEXTS, *_PATHS, *_NUMBERS, "slices"))
     for name in _PATHS:
         own[name] = map(os.fsdecode, own[name])
-    own["files"] = (tuple(itertools.starmap(Run, _in_tuples(each, 3))) for each in own["files"])
-    own["pieces"] = (tuple(_in_tuples(each, 2)) for each in own["pieces"])
-    own["info"] = map(SeriesInfo, *info.values())
+    own["files"], own["pieces"] = tuples("files", Run, 3), tuples("pieces", _pair, 2)
+    own["info"] = map(SeriesInfo, *(info[name] for name in SeriesInfo._fields))
     return map(IndexedSeries, *(own[name] for name in IndexedSeries._fields))
 
 
-def _in_tuples(numbers: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    return zip(*[iter(numbers)] * count, strict=True)
+def _pair(part_number: int, group: int) -> tuple[int, int]:
+    return part_number, group

@@ -51,6 +51,8 @@ CHEAP_BYTES = 1 << 16
 
 MAX_LINES_BYTES = 1 << 24
 """Size of the lines at which they become part of a table of any size: they are read as objects."""
+_IDS_AT_ONCE = 20_000
+"""Ids that are looked up together."""
 _Wanted = tuple[str, Sequence[str]]
 """A column, and the values that rows are to have in it."""
 
@@ -203,6 +205,21 @@ def known_ids(out: Path) -> Set[str]:
     """
     ids = _read(out, ("id",)).column("id")
     return LastValues(ids, ids).keys()
+
+
+def unknown_ids(out: Path, ids: Iterable[str]) -> set[str]:
+    """Return those of many ids that OUT's crosswalk does not have.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    lookup, unknown, ids_left = Lookup(_read(out, ("id",)).column("id")), set[str](), iter(ids)
+    while batch := list(itertools.islice(ids_left, _IDS_AT_ONCE)):
+        is_unknown = lookup.first_rows(batch) < 0
+        unknown.update(itertools.compress(batch, is_unknown.tolist()))
+    return unknown
 
 
 def sources_by_folder(out: Path) -> dict[str, SourceRecord]:

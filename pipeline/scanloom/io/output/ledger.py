@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from scanloom.core import Case, ScanError
 from scanloom.io.output.file_names import CASE, TIMING
@@ -209,15 +209,43 @@ class Ledger:
 
         False means that nothing is known: then the folder says it.
         """
-        found = self._find(case.folder_name)
-        if not self._is_right or found is None:
-            return False
-        is_same: bool = (
-            self._columns["source"][found].as_py() == case.source_hash
-            if case.source_hash
-            else self._columns["stamp"][found].as_py() == case.stamp != ""
+        column: Literal["stamp", "source"] = "source" if case.source_hash else "stamp"
+        value = case.source_hash or case.stamp
+        return self.hold([case.folder_name], case.recipe, [value], column)[0]
+
+    def hold(
+        self,
+        names: Sequence[str],
+        recipe: str,
+        values: Sequence[str],
+        column: Literal["stamp", "source"] = "stamp",
+    ) -> list[bool]:
+        """Return as `holds` for many cases of one recipe.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Names of their folders.
+        recipe : str
+        values : sequence of str
+            The stamp or the hash of the source of each; if empty, nothing is known.
+        column : {"stamp", "source"}
+        """
+        import pyarrow as pa
+        from pyarrow import compute
+
+        if not self._is_right or recipe not in self._recipes:
+            return [False] * len(names)
+        rows = self._lookup.first_rows(names)
+        places, requested = pa.array(rows, mask=rows < 0), pa.array(values, pa.string())
+        numbers = pa.array(self._recipe_numbers).take(places)
+        is_current = compute.and_(
+            compute.equal(self._columns[column].take(places), requested),
+            compute.equal(numbers, self._recipes.index(recipe)),
         )
-        return is_same and self._recipe(found) == case.recipe
+        is_known = compute.and_(is_current.fill_null(False), compute.not_equal(requested, ""))
+        current: list[bool] = is_known.to_pylist()
+        return current
 
     def note(self, case: Case, *, whole: bool) -> None:
         """Note what the folder of a case says, if its result was found to be whole, or nothing.

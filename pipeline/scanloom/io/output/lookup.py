@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 V = TypeVar("V")
 _VALUES_AT_ONCE = 50_000
@@ -48,6 +49,27 @@ class Lookup:
                 found.append(row)
             place += 1
         return found
+
+    def first_rows(self, values: Sequence[str]) -> NDArray[np.int64]:
+        """Return the first row that has each of many values, or -1."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        first = np.full(len(values), -1, np.int64)
+        hashes, value_hashes = np.asarray(self._hashes), np.fromiter(map(hash, values), np.int64)
+        if not len(hashes):
+            return first
+        places = np.searchsorted(hashes, value_hashes).clip(max=len(hashes) - 1)
+        alike = np.flatnonzero(hashes[places] == value_hashes)
+        rows = np.asarray(self._rows)[places[alike]]
+        texts = pa.array([values[n] for n in alike.tolist()], pa.string())
+        is_same = compute.equal(self.column.take(pa.array(rows)), texts).to_numpy(
+            zero_copy_only=False
+        )
+        first[alike[is_same]] = rows[is_same]
+        for n in alike[~is_same].tolist():  # another value has its hash
+            first[n] = next(iter(self.rows(values[n])), -1)
+        return first
 
 
 class _ByKey(Mapping[str, V]):

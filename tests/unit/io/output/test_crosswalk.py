@@ -34,6 +34,7 @@ from scanloom.io.output.crosswalk import (
     source_from_series,
     sources_of_study,
     stamp,
+    unknown_ids,
 )
 from scanloom.io.output.private import private_folder
 from support.write_dicom import Words, noise, uid, write_series
@@ -225,6 +226,8 @@ def test_rows_are_found_in_each_group_of_a_table(
     assert [s.id for s in find_sources(tmp_path, ["g", "b", "c"])] == ["b", "c", "g"]
     assert sources_of_study(tmp_path, "E") == (rows[4],)
     assert known_ids(tmp_path) == set("abcdefg")
+    monkeypatch.setattr("scanloom.io.output.crosswalk._IDS_AT_ONCE", 2)
+    assert unknown_ids(tmp_path, iter("hagbidc")) == {"h", "i"}
 
 
 def test_half_a_line_is_cut_off(tmp_path: Path, lines: Path) -> None:

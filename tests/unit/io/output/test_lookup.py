@@ -49,6 +49,15 @@ def test_keys_are_a_set(pairs: list[tuple[str, str]]) -> None:
     assert keys >= {"é3"}
 
 
+def test_many_values_are_found_at_once(pairs: list[tuple[str, str]]) -> None:
+    wanted = [f"é{n}" for n in range(100)]
+    found = Lookup(columns(pairs)[0]).first_rows(wanted).tolist()
+
+    keys = [key for key, _ in pairs]
+    assert found == [keys.index(name) if name in keys else -1 for name in wanted]
+    assert -1 in found
+
+
 def test_equal_hashes_are_told_apart() -> None:
     class Same(str):
         __slots__ = ()
@@ -59,6 +68,7 @@ def test_equal_hashes_are_told_apart() -> None:
     found = Lookup(pa.chunked_array([["a", "b", "a"]]))
     assert found.rows("a") == [0, 2]
     assert found.rows(Same("b")) == []
+    assert found.first_rows(["a", Same("b"), "b", "c", Same("a")]).tolist() == [0, -1, 1, -1, 0]
 
 
 def test_nothing_has_no_rows() -> None:
@@ -66,3 +76,4 @@ def test_nothing_has_no_rows() -> None:
     assert not LastValues(empty, empty)
     assert dict(LastValues(empty, empty)) == {}
     assert Lookup(empty).rows("a") == []
+    assert Lookup(empty).first_rows(["a"]).tolist() == [-1]
