@@ -17,6 +17,8 @@ from scanloom.own_python import make_private_folder
 
 # Threads of PyTorch that wait do not spin: two test processes on two cores take half the time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# pytest-xdist tells workers the terminal's width: outputs would not be as in a pipe
+os.environ.pop("COLUMNS", None)
 
 ENDS_WITHIN_S = 300
 """Of the process of the tests, after the last one; longer than the wait for one of its helpers."""

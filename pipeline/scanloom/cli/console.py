@@ -209,7 +209,7 @@ class _Closed(io.TextIOBase):
 
 
 _LINE_ENDS = re.compile(r"([\n\t])")
-_TRAILING = re.compile(r" +$", re.MULTILINE)
+_TRAILING = re.compile(r" +(?=\n)")
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
 WIDTH = 10_000
 """Columns of a file or a pipe, if COLUMNS does not say another number: no line of a table is broken

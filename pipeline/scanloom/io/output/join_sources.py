@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ ReadColumns = Callable[[Sequence[str]], Iterator["pa.RecordBatch"]]
 
 _COPY = "copy"
 _MAX_CELL = 1 << 24
+_QUOTED = '[,"\r\n]'
+_STANDS_OUT = f"^[{''.join(map(re.escape, FORMULA_PREFIXES))}]|{_QUOTED}"
+"""Cells that may be a formula, or have to be quoted."""
 BATCH_ROWS = 250_000
 """Rows that are in memory at a time."""
 
@@ -174,15 +178,19 @@ def _cells(texts: pa.Array) -> pa.Array:
     import pyarrow as pa
     from pyarrow import compute
 
-    first = compute.utf8_slice_codeunits(texts, 0, 1)
+    stands_out = compute.match_substring_regex(texts, _STANDS_OUT)
+    cells = texts.filter(stands_out)
+    if not len(cells):  # as in most columns
+        return texts
+    first = compute.utf8_slice_codeunits(cells, 0, 1)
     may_be_formula = compute.is_in(first, value_set=pa.array(FORMULA_PREFIXES))
-    if formulas := texts.filter(may_be_formula).to_pylist():
-        escaped = pa.array(map(escape_formula, formulas), pa.string())
-        texts = compute.replace_with_mask(texts, may_be_formula, escaped)
-    is_quoted = compute.match_substring_regex(texts, '[,"\r\n]')
-    doubled = compute.replace_substring(texts.filter(is_quoted), '"', '""')
+    escaped = map(escape_formula, cells.filter(may_be_formula).to_pylist())
+    cells = compute.replace_with_mask(cells, may_be_formula, pa.array(escaped, pa.string()))
+    is_quoted = compute.match_substring_regex(cells, _QUOTED)
+    doubled = compute.replace_substring(cells.filter(is_quoted), '"', '""')
     quoted = compute.binary_join_element_wise('"', doubled, '"', "")
-    return compute.replace_with_mask(texts, is_quoted, quoted)
+    cells = compute.replace_with_mask(cells, is_quoted, quoted)
+    return compute.replace_with_mask(texts, stands_out, cells)
 
 
 def _id_columns(names: Iterable[str], column: str) -> list[str]:
