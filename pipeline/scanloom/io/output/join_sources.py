@@ -184,8 +184,9 @@ def _cells(texts: pa.Array) -> pa.Array:
         return texts
     first = compute.utf8_slice_codeunits(cells, 0, 1)
     may_be_formula = compute.is_in(first, value_set=pa.array(FORMULA_PREFIXES))
-    escaped = map(escape_formula, cells.filter(may_be_formula).to_pylist())
-    cells = compute.replace_with_mask(cells, may_be_formula, pa.array(escaped, pa.string()))
+    if formulas := cells.filter(may_be_formula).to_pylist():
+        escaped = pa.array(map(escape_formula, formulas), pa.string())
+        cells = compute.replace_with_mask(cells, may_be_formula, escaped)
     is_quoted = compute.match_substring_regex(cells, _QUOTED)
     doubled = compute.replace_substring(cells.filter(is_quoted), '"', '""')
     quoted = compute.binary_join_element_wise('"', doubled, '"', "")
