@@ -32,6 +32,7 @@ from scanloom.core import (
     Volume,
 )
 from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
+from scanloom.engine.case.models import check_structures
 from scanloom.engine.prepare import estimate_case
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.inference.graph import NO_ENGINE, GraphRun, unite
@@ -220,6 +221,18 @@ def test_a_model_judges_the_extent_of_its_crop(cards: list[ModelCard]) -> None:
             Relations(results={"l": ResultOf("c", "left")}),
             "results.l: part-1_left has a side already",
         ),
+        (
+            Relations(results=SIDES, crop_by={"l": crop("c"), "r": crop("c", "part-1_left")}),
+            "crop_by.r: not of the right side: part-1_left",
+        ),
+        (
+            Relations(results=SIDES, restrict_to={"r": StructuresOf("c")}),
+            "restrict_to.r: not of the right side: part-1_left",
+        ),
+        (
+            Relations(SIDES, asymmetries=(Asymmetry(("part-2_right",), ("l/part-2_left",)),)),
+            "asymmetries.left: not of the left side: part-2_right",
+        ),
     ],
 )
 def test_mistakes_in_named_results(
@@ -227,7 +240,9 @@ def test_mistakes_in_named_results(
 ) -> None:
     sided_already = tuple(sided(each, "left") for each in cards[2].structures)
     with pytest.raises(ScanError) as error:
-        check_relations([*cards[:2], replace(cards[2], structures=sided_already)], relations)
+        check_structures(
+            [*cards[:2], replace(cards[2], structures=sided_already)], Outputs(), relations
+        )
     assert error.value.detail.startswith(message)
 
 
