@@ -227,10 +227,10 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
                 detail = f"{key}.{name}: {did_you_mean(name, structures)}"
                 raise ScanError(Reason.WORKFLOW, detail)
             _check_reference(f"{key}.{name}.model", needed, structures)
-            result = relations.results.get(name)
-            if result is not None and result.side is not None:
+            side = relations.results[name].side if name in relations.results else None
+            if side is not None:
                 around = [s for s in structures[needed.model] if needed.includes(s.label)]
-                check_side(f"{key}.{name}", result.side, around)
+                check_side(f"{key}.{name}", side, around)
     for name, unite in relations.unite.items():
         for source in unite.priority:
             _check_reference(f"unite.{name}", source, structures)

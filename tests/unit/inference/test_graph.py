@@ -259,6 +259,17 @@ def test_a_union_of_layers_numbers_its_structures_anew(cards: list[ModelCard]) -
     np.testing.assert_array_equal(united.layers[0].labels, expected)
 
 
+def test_united_structures_keep_the_flags_of_their_own_result(cards: list[ModelCard]) -> None:
+    """A side that was not found says nothing of the other one."""
+    union = Unite((StructuresOf("l"), StructuresOf("r")))
+    relations = Relations(SIDES, {"l": crop("a", "part-1"), "r": crop("a", "part-2")})
+    models = [Drawn(cards[0], np.minimum(drawn(0), 1)), Drawn(cards[1], drawn(1))]
+    united = unite("both", union, results_of(relations, models))
+    assert Flag.CROP_EMPTY in united.flags
+    flagged = [label for label in united.labels if Flag.CROP_EMPTY in united.flags_of(label)]
+    assert flagged == ["part-1_right", "part-2_right"]
+
+
 def test_ensembles_must_agree(cards: list[ModelCard]) -> None:
     relations = Relations(ensembles={"mean": ("a", "b")})
     check_relations(cards, relations)
