@@ -202,6 +202,28 @@ def test_crop_and_restriction(
     assert done.document["relations"]["crop_by"][0]["name"] == "fine"
 
 
+SIDES = {"near": ("left", "liver"), "far": ("right", "spleen")}
+ON_SIDES: dict[str, Any] = {
+    "results": {name: {"model": "fine", "side": side} for name, (side, _) in SIDES.items()},
+    "crop_by": {
+        name: {"model": "rough", "structures": organ, "margin_mm": 2.0, "largest": True}
+        for name, (_, organ) in SIDES.items()
+    },
+}
+"""`fine` sees a box inside the scan for one side, and all of the scan for the other."""
+
+
+@pytest.mark.thorough
+def test_united_sides_keep_their_own_flags(
+    tmp_path: Path, archive: Path, models: dict[str, Path]
+) -> None:
+    both = {"both": {"priority": [{"model": name} for name in SIDES]}}
+    used = {name: models[name] for name in ("fine", "rough")}
+    done = Outcome(tmp_path, archive, used, **ON_SIDES, unite=both)
+    cut = {row["label"] for row in done.rows if "CROP_CUT" in row["flags"].split()}
+    assert cut == {"spleen_right", "liver_right"}
+
+
 @pytest.mark.thorough
 def test_one_model_runs_on_two_sides(
     tmp_path: Path,
@@ -210,17 +232,11 @@ def test_one_model_runs_on_two_sides(
     alone: dict[str, Labels],
     scan: Volume,
 ) -> None:
-    """`fine` sees a box inside the scan for one side, and all of the scan for the other."""
-    sides = {"near": ("left", "liver"), "far": ("right", "spleen")}
     done = Outcome(
         tmp_path,
         archive,
         {name: models[name] for name in ("fine", "rough")},
-        results={name: {"model": "fine", "side": side} for name, (side, _) in sides.items()},
-        crop_by={
-            name: {"model": "rough", "structures": organ, "margin_mm": 2.0, "largest": True}
-            for name, (_, organ) in sides.items()
-        },
+        **ON_SIDES,
         shares=[{"of": "rough/spleen", "structures": "liver_left"}],
         asymmetries=[{"left": "liver_left", "right": "liver_right"}],
     )
@@ -250,7 +266,7 @@ def test_one_model_runs_on_two_sides(
         100 * (left - right) / ((left + right) / 2), rel=1e-6
     )
     assert rows["far", "liver_right"]["asymmetry_of"] == "near/liver_left : far/liver_right"
-    for name, (side, _) in sides.items():
+    for name, (side, _) in SIDES.items():
         seg = highdicom.seg.segread(done.case / "dicom" / f"{name}-segmentation.dcm")
         for segment in seg.SegmentSequence:
             [anatomy] = segment.SegmentedPropertyTypeCodeSequence

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.codes import sided
+from scanloom.cards.codes import LEFT, RIGHT, sided
 from scanloom.core import Reason, Relations, ScanError, Structure, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, CropBy, StructuresOf, Unite
 
@@ -218,22 +218,39 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
     for name, models in relations.ensembles.items():
         _check_ensemble(name, [cards[names.index(model)] for model in models])
     structures = _structures_of_nodes(cards, relations)
-    for key, targets in (
+    for key, references in (
         ("crop_by", relations.crop_by),
         ("restrict_to", relations.restrict_to),
     ):
-        for target in targets:
-            if target not in structures:
-                detail = f"{key}.{target}: {did_you_mean(target, structures)}"
+        for name, needed in references.items():
+            if name not in structures:
+                detail = f"{key}.{name}: {did_you_mean(name, structures)}"
                 raise ScanError(Reason.WORKFLOW, detail)
-    for name, needed in relations.references:
-        _check_reference(f"{name}.model", needed, structures)
+            _check_reference(f"{key}.{name}.model", needed, structures)
+            side = relations.results[name].side if name in relations.results else None
+            if side is not None:
+                around = [s for s in structures[needed.model] if needed.includes(s.label)]
+                check_side(f"{key}.{name}", side, around)
     for name, unite in relations.unite.items():
         for source in unite.priority:
             _check_reference(f"unite.{name}", source, structures)
         if len(united_structures(unite, structures)) > MAX_NUMBER:
             raise ScanError(Reason.WORKFLOW, f"unite.{name}: too many structures")
     running_order(graph_of(names, relations), dict.fromkeys(structures))
+
+
+def check_side(key: str, side: Literal["left", "right"], structures: Sequence[Structure]) -> None:
+    """Refuse structures that are all of the other side of the body.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, with the key.
+    """
+    other = RIGHT if side == "left" else LEFT
+    if all(each.laterality and each.laterality.value == other.value for each in structures):
+        names = ", ".join(each.label for each in structures)
+        raise ScanError(Reason.WORKFLOW, f"{key}: not of the {side} side: {names}")
 
 
 def _check_names(models: Sequence[str], relations: Relations) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,6 +205,8 @@ class Segmentation:
         Uncertainty of the labels on `grid`, if it was requested.
     corrected : bool
         Whether a person corrected the labels.
+    flags_by_label : mapping of str to tuple of Flag, or None
+        Flags of single structures, if results with flags of their own were united.
     """
 
     model: str
@@ -219,6 +221,7 @@ class Segmentation:
     sources: tuple[str, ...] = ()
     uncertainty: Uncertainty | None = None
     corrected: bool = False
+    flags_by_label: Mapping[str, tuple[Flag, ...]] | None = None
 
     def __post_init__(self) -> None:
         if not is_slug(self.model):
@@ -245,6 +248,10 @@ class Segmentation:
     def structures(self) -> tuple[Structure, ...]:
         """All structures, layer by layer."""
         return tuple(s for layer in self.layers for s in layer.structures)
+
+    def flags_of(self, label: str) -> tuple[Flag, ...]:
+        """Return the flags that concern a structure."""
+        return self.flags if self.flags_by_label is None else self.flags_by_label[label]
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def check_other_runs(out: Path, recipe: str, shard: tuple[int, int] | None) -> N
         if run.recipe != recipe:
             which = "shard {} of {}".format(*run.shard) if run.shard[1] else "a run"
             detail = f"{which} ({run.name}, {run.state}) has another workflow, options or model"
-            raise ScanError(Reason.STALE, detail)
+            raise ScanError(Reason.STALE, f"{detail}; give this one the same")
 
 
 def _runs(out: Path) -> Iterator[_Run]:

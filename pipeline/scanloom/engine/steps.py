@@ -236,11 +236,11 @@ def write(
         of_results = {flag for s in segmented.segmentations for flag in s.flags}
         measurements = add_ratios(
             [
-                m
-                for s in segmented.segmentations
                 # A crop of nothing, say, is a flag of its own result, not of all in the case
-                for own in [[f for f in flags if f in s.flags or f not in of_results]]
-                for m in add_uncertainty(measure(s, scan.volume, own), s)
+                replace(m, flags=(*m.flags, *(f for f in flags if f in own or f not in of_results)))
+                for s in segmented.segmentations
+                for m in add_uncertainty(measure(s, scan.volume), s)
+                for own in [s.flags_of(m.label)]
             ],
             case.relations,
         )

@@ -284,6 +284,17 @@ def unite(name: str, union: Unite, results: Mapping[str, Segmentation]) -> Segme
         sources[0].grid,
         version=", ".join(dict.fromkeys(f"{each.model} {each.version}" for each in sources)),
         flags=tuple(dict.fromkeys(flag for each in sources for flag in each.flags)),
+        flags_by_label={
+            label: tuple(
+                dict.fromkeys(
+                    flag
+                    for source, each in zip(union.priority, sources, strict=True)
+                    if label in each.labels and source.includes(label)
+                    for flag in each.flags
+                )
+            )
+            for label in number_of
+        },
         uncertainty=largest_uncertainty([each.uncertainty for each in sources]),
         sources=tuple(
             dict.fromkeys(used for each in sources for used in each.sources or (each.model,))

@@ -32,6 +32,7 @@ from scanloom.core import (
     Volume,
 )
 from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
+from scanloom.engine.case.models import check_structures
 from scanloom.engine.prepare import estimate_case
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.inference.graph import NO_ENGINE, GraphRun, unite
@@ -220,6 +221,18 @@ def test_a_model_judges_the_extent_of_its_crop(cards: list[ModelCard]) -> None:
             Relations(results={"l": ResultOf("c", "left")}),
             "results.l: part-1_left has a side already",
         ),
+        (
+            Relations(results=SIDES, crop_by={"l": crop("c"), "r": crop("c", "part-1_left")}),
+            "crop_by.r: not of the right side: part-1_left",
+        ),
+        (
+            Relations(results=SIDES, restrict_to={"r": StructuresOf("c")}),
+            "restrict_to.r: not of the right side: part-1_left",
+        ),
+        (
+            Relations(SIDES, asymmetries=(Asymmetry(("part-2_right",), ("l/part-2_left",)),)),
+            "asymmetries.left: not of the left side: part-2_right",
+        ),
     ],
 )
 def test_mistakes_in_named_results(
@@ -227,7 +240,9 @@ def test_mistakes_in_named_results(
 ) -> None:
     sided_already = tuple(sided(each, "left") for each in cards[2].structures)
     with pytest.raises(ScanError) as error:
-        check_relations([*cards[:2], replace(cards[2], structures=sided_already)], relations)
+        check_structures(
+            [*cards[:2], replace(cards[2], structures=sided_already)], Outputs(), relations
+        )
     assert error.value.detail.startswith(message)
 
 
@@ -242,6 +257,17 @@ def test_a_union_of_layers_numbers_its_structures_anew(cards: list[ModelCard]) -
     a, b = drawn(0), drawn(1)
     expected = np.where((b == 2) | (a == 2), 1, np.where(a == 1, 2, 0))
     np.testing.assert_array_equal(united.layers[0].labels, expected)
+
+
+def test_united_structures_keep_the_flags_of_their_own_result(cards: list[ModelCard]) -> None:
+    """A side that was not found says nothing of the other one."""
+    union = Unite((StructuresOf("l"), StructuresOf("r")))
+    relations = Relations(SIDES, {"l": crop("a", "part-1"), "r": crop("a", "part-2")})
+    models = [Drawn(cards[0], np.minimum(drawn(0), 1)), Drawn(cards[1], drawn(1))]
+    united = unite("both", union, results_of(relations, models))
+    assert Flag.CROP_EMPTY in united.flags
+    flagged = [label for label in united.labels if Flag.CROP_EMPTY in united.flags_of(label)]
+    assert flagged == ["part-1_right", "part-2_right"]
 
 
 def test_ensembles_must_agree(cards: list[ModelCard]) -> None:

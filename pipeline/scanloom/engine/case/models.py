@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
-from scanloom.cards.graph import check_relations, networks, structures_of_results
+from scanloom.cards.graph import check_relations, check_side, networks, structures_of_results
 from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, Relations
@@ -61,10 +61,8 @@ def check_structures(
         STRUCTURE_UNKNOWN; WORKFLOW as `check_relations`.
     """
     check_relations(cards, relations)
-    results = {
-        name: [structure.label for structure in structures]
-        for name, structures in structures_of_results(cards, relations).items()
-    }
+    structures = structures_of_results(cards, relations)
+    results = {name: [each.label for each in found] for name, found in structures.items()}
     requested = set(outputs.structures)
     needed = {reference.model for _, reference in relations.references}
     for name, labels in results.items():
@@ -81,7 +79,12 @@ def check_structures(
     names = [(name, label) for name, labels in results.items() for label in labels]
     written = [name for name in names if not requested or name[1] in requested]
     resolve_shares(relations.shares, written)
-    resolve_asymmetries(relations.asymmetries, written)
+    by_name = {(name, each.label): each for name, found in structures.items() for each in found}
+    for left, right in resolve_asymmetries(relations.asymmetries, written).values():
+        for label in left:
+            check_side("asymmetries.left", "left", [by_name[label]])
+        for label in right:
+            check_side("asymmetries.right", "right", [by_name[label]])
 
 
 DEFERRED_MODULES = (
