@@ -74,7 +74,7 @@ class _Run(NamedTuple):
 def check_other_runs(out: Path, recipe: str, shard: tuple[int, int] | None) -> None:
     """Refuse a run of another recipe than one whose work has not ended: all would become STALE.
 
-    That is a run at work; and for a shard also the latest run of another one of the same number,
+    That is a run at work; and for a shard also the latest run of each shard of the same number,
     unless all of them have ended with its recipe.
 
     Raises
@@ -85,10 +85,10 @@ def check_other_runs(out: Path, recipe: str, shard: tuple[int, int] | None) -> N
     runs = [*_runs(out)]
     unfinished = [run for run in runs if run.state not in (*FINAL_STATES, DIED)]
     if shard is not None:
-        number, count = shard
+        _, count = shard
         shards = [run for run in runs if run.shard[1] == count]
         ended = {(run.recipe, run.shard[0]) for run in shards if run.state == "done"}
-        latest = {run.shard[0]: run for run in shards if run.shard[0] != number}
+        latest = {run.shard[0]: run for run in shards}
         unfinished += [
             run
             for run in latest.values()
