@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scanloom.core import Case, CaseRecord, Reason, Series
+from scanloom.core import CaseRecord, Reason, Series
 from scanloom.engine.prepare import Request
 from scanloom.engine.results import run_cases
 from scanloom.engine.results.run_cases import RunCases
@@ -83,7 +83,7 @@ def test_the_ledger_gives_the_cases_that_folders_give(
     def cases(scope: Scope, ledger: Ledger | None) -> RunCases:
         return RunCases.of_index(index, request, KEY, out, scope, series, ledger=ledger)
 
-    selected: list[Case] = cases(Scope(), None).pending  # type: ignore[assignment]
+    selected = list(cases(Scope(), None).pending)
     results = {case.id: case.stamp for case in selected}
     # Series of several volumes also have results of when they had one
     results |= {each.id: source_stamp([each.stamp], KEY) for each in series if each.reason}
