@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-INDEX_VERSION = "12"
+INDEX_VERSION = "13"
 """File format version. Stored with it are scanloom's own, as another release may classify
 differently, and a digest of the suffixes by which files are recognised."""
 SORTED_AT_ONCE = 10_000
@@ -423,7 +423,7 @@ def write_part(part: Part, store: Store, name: str) -> None:
     """
     table = _part_table(part)
     content = [len(part.entries), part.inside, _table_digest(table)]
-    _write_table(store, name, table.replace_schema_metadata(_metadata(content)))
+    _write_table(store, name, table.replace_schema_metadata(_metadata(content, table.num_rows)))
 
 
 # --- the catalogue --------------------------------------------------------------------------------
@@ -532,10 +532,11 @@ def write_catalogue(
 
     def write(place: Any) -> None:
         with parquet_writer(place, schema, **_COMPRESSION) as writer:
-            rows = iter(series)
+            rows, n_rows = iter(series), 0
             while batch := list(itertools.islice(rows, _ROW_GROUP)):
                 writer.write_table(pa.table(_series_arrays(batch), schema))
-            writer.add_key_value_metadata(_metadata(catalogue()._asdict()))
+                n_rows += len(batch)
+            writer.add_key_value_metadata(_metadata(catalogue()._asdict(), n_rows))
 
     store.write("", write)
 
@@ -546,10 +547,13 @@ def read_catalogue(store: Store, fingerprint: str) -> tuple[Catalogue, StoredSer
         file = store.open("")
         catalogue = Catalogue(**_content_of(file, _catalogue_schema()))
         codes = {reason.code for reason in Reason}
-        series = StoredSeries(file)
+        series, n_rows = StoredSeries(file), 0
         for batch in file.iter_batches(_ROW_GROUP, use_threads=False):  # damage shows here
+            n_rows += batch.num_rows
             if not codes.issuperset(filter(None, batch[f"{_SERIES}reason"].to_pylist())):
                 return None
+        if n_rows != len(series):  # Arrow hides rows of a damaged column without an error
+            return None
     except read_errors():
         return None
     parts = [(name, folder) for name, folder in catalogue.parts]
@@ -730,9 +734,9 @@ def _piece_sorter(store: Store) -> SortedOnDisk:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _metadata(content: Any) -> dict[bytes, bytes]:
+def _metadata(content: Any, n_rows: int) -> dict[bytes, bytes]:
     """Return metadata of a file of ours; pages have checksums of their own, metadata have none."""
-    text = json.dumps(content).encode()
+    text = json.dumps([n_rows, content]).encode()
     return {_VERSION_FIELD: _version(), _CONTENT_FIELD: text, _DIGEST_FIELD: _digest(text)}
 
 
@@ -744,7 +748,12 @@ def _content_of(file: parquet.ParquetFile, schema: pa.Schema) -> Any:
     text = metadata[_CONTENT_FIELD]
     if metadata[_DIGEST_FIELD] != _digest(text):
         raise ValueError("damaged metadata")
-    return json.loads(text)
+    n_rows, content = json.loads(text)
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    # Arrow hides the rows beyond a damaged number without an error
+    if not n_rows == file.metadata.num_rows == sum(group.num_rows for group in groups):
+        raise ValueError("damaged numbers of rows")
+    return content
 
 
 def _table_digest(table: pa.Table) -> str:

@@ -374,6 +374,11 @@ def test_a_damaged_index_is_made_anew(archive: Path, of: str) -> None:
         for _ in range(chance.randint(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         damaged.append(bytes(data))
+    footer = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    for _ in range(300):  # of the footer, which has no checksum
+        data = bytearray(good)
+        data[chance.randrange(footer, len(data))] = chance.randrange(256)
+        damaged.append(bytes(data))
     changed = sorted((archive / "b").iterdir())[0]
     state = changed.stat()
     for data in damaged:
@@ -386,6 +391,21 @@ def test_a_damaged_index_is_made_anew(archive: Path, of: str) -> None:
         os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns))
         assert list(again.infos()) == [info for *_, info in fresh[0]]
         assert [one.id for one in again.series] == [one.id for one, *_ in fresh[1]]
+
+
+@pytest.mark.parametrize("of", ["a part", "the catalogue"])
+@pytest.mark.parametrize("left", [0, 1])
+def test_an_index_that_lost_rows_is_made_anew(archive: Path, left: int, of: str) -> None:
+    fresh = rows(build_index([archive], KEY))
+    path = cached_index_path([archive])
+    if of == "a part":
+        [path] = path.with_suffix("").iterdir()
+    table, metadata = parquet.read_table(path), parquet.read_metadata(path).metadata
+    with parquet.ParquetWriter(path, table.schema) as writer:
+        writer.write_table(table.slice(0, left))
+        writer.add_key_value_metadata(metadata)
+    again = build_index([archive], KEY)
+    assert (rows(again), again.opened) == (fresh, 15 if of == "a part" else 0)
 
 
 @pytest.mark.parametrize("of", ["a part", "the catalogue"])
