@@ -22,6 +22,7 @@ class StopRequest(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self._hand_back: Callable[[], None] | None = None
+        self._ending = threading.Lock()
 
     @contextmanager
     def handing_back(self, hand_back: Callable[[], None]) -> Iterator[None]:
@@ -41,8 +42,10 @@ class StopRequest(threading.Event):
         until = time.monotonic() + patience
 
         def end() -> None:
-            if kill_children(until) and self._hand_back is not None:
-                self._hand_back()
+            with self._ending:  # several signals may end a run at the same moment
+                if kill_children(until) and self._hand_back is not None:
+                    self._hand_back()
+                    self._hand_back = None
 
         # In a thread: a file system that hangs must not keep the process
         thread = threading.Thread(target=end, daemon=True)

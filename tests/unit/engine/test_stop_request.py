@@ -40,3 +40,32 @@ def test_all_processes_are_dead_when_the_lock_is_free(tmp_path: Path) -> None:
     assert not any((out / ".work").iterdir())
     with hold_run_lock(out):
         pass
+
+
+TWICE = """
+import multiprocessing, os, threading
+from scanloom.engine.stop_request import StopRequest
+
+if __name__ == "__main__":
+    lock = multiprocessing.get_context("spawn").Lock()
+    stop, ends = StopRequest(), []
+    threads = [threading.Thread(target=stop.give_up, args=[30.0]) for _ in range(8)]
+    with stop.handing_back(lambda: ends.append(1)):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print(len(ends), flush=True)
+    os._exit(0)
+"""
+
+
+def test_signals_at_the_same_moment_end_a_run_once(tmp_path: Path) -> None:
+    """As of timeout(1), which sends SIGTERM to the command and then to its process group."""
+    program = tmp_path / "program.py"
+    program.write_text(TWICE)
+
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+
+    assert ended.stdout == "1\n"
+    assert "Error" not in ended.stderr

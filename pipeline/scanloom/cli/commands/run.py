@@ -226,6 +226,7 @@ def _interruptible() -> Iterator[StopRequest]:
     finally:
         for end in ends:
             end.cancel()
+            end.join()  # one that has begun ends this process
         for number, handler in before.items():
             signal.signal(number, handler)
 
