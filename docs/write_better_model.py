@@ -32,8 +32,9 @@ LINK = re.compile(r"(http://127\.0\.0\.1:\d+/\w+/)#\S+")
 PROGRESS = re.compile(r"^(indexing|running): .*\n", re.MULTILINE)
 """What a terminal shows in one line that changes."""
 COLUMNS = 100
-COLOURS = 96
+COLOURS = 128
 """Colours of a picture."""
+PATIENCE_MS = 600_000
 SCAN = "sub-02_ses-1_ct.nii.gz"
 """The scan whose preview and review the page shows: of a subject who is set aside for testing."""
 KEY = b"tutorial key 007................"
@@ -176,6 +177,7 @@ class Pictures:
         line = max(player.polygons(mask[:, :, index]), key=len)
         context = self.browser.new_context(viewport={"width": 1280, "height": 820})
         stored = json.dumps(["scanloom session r1", browser.session])
+        context.set_default_timeout(PATIENCE_MS)
         context.add_init_script(f"localStorage.setItem(...{stored})")
         tab = context.new_page()
         tab.goto(f"{browser.origin}/r1/case/{case['id']}")
@@ -226,6 +228,7 @@ class Pictures:
 
     def _sections(self, name: str, first: str, last: str) -> None:
         context = self.browser.new_context(viewport={"width": 1100, "height": 900})
+        context.set_default_timeout(PATIENCE_MS)
         tab = context.new_page()
         tab.goto((self.terminal.folder / "evaluation" / "evaluation.html").as_uri())
         boxes = [
@@ -246,14 +249,16 @@ class Pictures:
         shrink(file, name, 1000)
 
 
-def shrink(picture: Path, name: str, width: int = 900) -> None:
+def shrink(picture: Path, name: str, width: int = 760) -> None:
     """Store a picture beside the page, no wider than it is shown, in few colours."""
     from PIL import Image
 
     with Image.open(picture) as image:
         small = image.convert("RGB")
     small.thumbnail((width, 4000), Image.Resampling.LANCZOS)
-    small.quantize(COLOURS).save(PAGE.with_name(name), optimize=True)
+    # the octree keeps rare colours, such as those of a legend
+    few = small.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few.save(PAGE.with_name(name), optimize=True)
 
 
 def case_of(results: Path, scan: str) -> str:

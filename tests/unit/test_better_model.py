@@ -13,7 +13,7 @@ import typer
 from PIL import Image
 
 from scanloom.cli.main import app
-from scanloom.engine.workflow import read_workflow
+from scanloom.engine.workflow.schema import read_workflow
 from scanloom.training.recipe import read_recipe
 from support.real_scans import ROOT
 
