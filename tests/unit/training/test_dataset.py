@@ -824,13 +824,16 @@ def test_names_of_case_folders_stay_behind(results: Results) -> None:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_the_command_says_what_it_took_and_left_out(results: Results) -> None:
+def test_the_command_says_what_it_took_and_left_out(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accepted, rejected, damaged, *_ = results.cases
     results.decide(accepted, "accept")
     results.decide(rejected, "reject")
     results.decide(damaged, "accept")
     (results.out / "cases" / damaged / FILE).unlink()
-    command = ["dataset", results.out, "-o", results.target / "data", "--key", results.key]
+    monkeypatch.chdir(results.target)
+    command = ["dataset", results.out, "-o", "data", "--key", results.key]
 
     ended = scanloom(*command)
     document = scanloom(*command, "--json").document
@@ -839,6 +842,7 @@ def test_the_command_says_what_it_took_and_left_out(results: Results) -> None:
     assert "1 case of 1 patient" in ended.out
     assert f"{damaged}: a file of the result is damaged (RESULT_DAMAGED)" in ended.out
     assert "1 case: rejected" in ended.out
+    assert "Dataset: data\n" in ended.out
     assert [case["case"] for case in document["cases"]] == [accepted]
     assert document["left_out"][0]["reason"] == "RESULT_DAMAGED"
     assert scanloom(*command, "--verdict", "perfect").code == 2

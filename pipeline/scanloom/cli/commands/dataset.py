@@ -101,7 +101,7 @@ def dataset(source: SourceOptions, form: FormOptions, general: Reporting) -> Non
             raise typer.BadParameter(str(exc)) from exc
         with _progress(shown=not (general.json or general.quiet)) as progress:
             written = write_dataset(source.out, form.folder, options, source.key, progress)
-        print_result(general.mode, lambda: _document(written), lambda: _show(written))
+        print_result(general.mode, lambda: _document(written), lambda: _show(written, form.folder))
         if not written.cases:
             say("scanloom: no case remains, so that no dataset was written.", err=True)
     raise typer.Exit(Exit.SOME_FAILED if written.left_out else Exit.OK)
@@ -148,8 +148,8 @@ def _document(written: Dataset) -> dict[str, Any]:
     }
 
 
-def _show(written: Dataset) -> None:
-    """Print the cases by set, and the cases that are left out, with the reasons."""
+def _show(written: Dataset, folder: Path) -> None:
+    """Print the cases by set, those left out with the reasons, and the folder as it was given."""
     from rich.table import Table
 
     from scanloom.core import counted
@@ -185,6 +185,6 @@ def _show(written: Dataset) -> None:
     if written.form == "nnunet" and written.folds:
         name = written.folder.name
         say("nnU-Net splits cases, not patients. Once it has planned, and before it trains:")
-        say(f"cp {written.folder / SPLITS} $nnUNet_preprocessed/{name}/")
+        say(f"cp {folder / SPLITS} $nnUNet_preprocessed/{name}/")
     if written.cases:
-        say(f"Dataset: {written.folder}")
+        say(f"Dataset: {folder}")
