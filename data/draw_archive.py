@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-from draw_torso import MATERIALS, draw_slab
+from draw_torso import MATERIALS, draw_points
 from numpy.random import RandomState
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
@@ -54,7 +54,7 @@ def draw(seed: int) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
     hu = {m: float(value) for m, (value, _, _) in MATERIALS.items()}
     if seed % 3:  # two of three have contrast agent
         hu.update(agent(rng))
-    material = draw_slab(body, (ticks(0), ticks(1), ticks(2))).material
+    material = draw_points(body, (ticks(0), ticks(1), ticks(2))).material
 
     def average(fine: NDArray[np.float64]) -> NDArray[np.float64]:
         i, j, k = SHAPE

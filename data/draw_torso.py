@@ -72,7 +72,12 @@ def ticks(axis: int) -> Array:
     return np.asarray(start + step * np.arange(SHAPE[axis] * FINE[axis]))
 
 
-def draw_slab(body: Torso, axes: tuple[Array, Array, Array]) -> Slab:
+def draw_slab(body: Torso, k: int) -> Slab:
+    """Draw the fine points of slice k."""
+    return draw_points(body, (ticks(0), ticks(1), ticks(2)[k * FINE[2] : (k + 1) * FINE[2]]))
+
+
+def draw_points(body: Torso, axes: tuple[Array, Array, Array]) -> Slab:
     """Draw the points with these coordinates (LPS mm) along each axis."""
     bent = [np.array(g) for g in np.meshgrid(*axes, indexing="ij")]
     for n, (wx, wy, wz, phase, amplitude) in enumerate(body.waves):
@@ -102,8 +107,7 @@ def draw(seed: int) -> tuple[NDArray[np.int16], dict[M, tuple[int, int]]]:
     clean, spread = np.zeros(SHAPE), np.zeros(SHAPE)
     sides = np.zeros((2, len(M)), np.int64)
     for k in range(SHAPE[2]):
-        heights = ticks(2)[k * FINE[2] : (k + 1) * FINE[2]]
-        material = draw_slab(body, (ticks(0), ticks(1), heights)).material
+        material = draw_slab(body, k).material
         clean[..., k] = average(hu[material])
         spread[..., k] = average(varies[material])
         half = material.shape[0] // 2
