@@ -184,7 +184,7 @@ class Pictures:
         tab.wait_for_selector("body[data-opened]")
         tab.keyboard.press("o")
         tab.locator("#axial input[type=range]").fill(str(index))
-        tab.keyboard.press("b")
+        tab.click("#correct")
         tab.select_option("#shape", "polygon")
         tab.select_option("#brush-label", label="Soft tissue")
         box = tab.locator("#axial canvas").first.bounding_box()
