@@ -205,7 +205,9 @@ def test_a_case_without_any_structure_is_in_the_table(tmp_path: Path) -> None:
     for side, shift in (("references", 0), ("predictions", 1)):
         save(tmp_path / side / "empty.nii.gz", np.zeros(SHAPE, np.uint8))
         save(tmp_path / side / "full.nii.gz", two_boxes(shift))
-    assert run(tmp_path, "predictions", "references").code == 0
+    ended = run(tmp_path, "predictions", "references")
+    assert ended.code == 0
+    assert re.search(r"^1 +1 +0\.", ended.out, re.MULTILINE)  # the mean Dice is that of one case
     outcomes = {(r["case"], r["structure"]): r["outcome"] for r in table(tmp_path)}
     assert outcomes == {
         ("empty", "1"): "absent",
