@@ -19,6 +19,7 @@ structures: [{label: near, values: 1}, {label: far, values: [2, 3]}]
 spacing: [1, 1, 1]
 patch: [32, 32, 16]
 network: {filters: [4, 8, 16]}
+augmentation: {mirror: [left-right]}
 """
 
 
@@ -32,6 +33,44 @@ def test_a_page_is_read_and_a_single_value_is_a_list(tmp_path: Path) -> None:
     recipe = read_recipe(write(tmp_path, PAGE))
     assert [structure.values for structure in recipe.structures] == [(1,), (2, 3)]
     assert recipe.strides == ((1, 1, 1), (2, 2, 2), (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("structure", "axis", "valid"),
+    [
+        ({"label": "kidney_left"}, "left-right", False),
+        ({"label": "kidney_left"}, "anterior-posterior", True),
+        ({"label": "kidney"}, "left-right", True),
+        # the code decides, as in the card
+        (
+            {"label": "kidney", "laterality": {"value": "24028007", "meaning": "Right"}},
+            "left-right",
+            False,
+        ),
+        (
+            {"label": "left_over", "type": {"value": "64033007", "meaning": "Kidney"}},
+            "left-right",
+            True,
+        ),
+    ],
+)
+def test_a_structure_of_one_side_is_not_mirrored_alone(
+    structure: dict[str, object], axis: str, *, valid: bool
+) -> None:
+    import yaml
+
+    for name in {"laterality", "type"} & structure.keys():
+        structure = {**structure, name: {**structure[name], "scheme": "SCT"}}  # type: ignore[dict-item]
+    page = {
+        **yaml.safe_load(PAGE),
+        "structures": [{**structure, "values": 1}],
+        "augmentation": {"mirror": [axis]},
+    }
+    if valid:
+        TrainingRecipe.model_validate(page)
+        return
+    with pytest.raises(ValueError, match="sides of all left and right structures"):
+        TrainingRecipe.model_validate(page)
 
 
 def test_thick_slices_are_halved_later() -> None:
@@ -54,6 +93,9 @@ def test_thick_slices_are_halved_later() -> None:
         ("patch:", "sides: [[near, middle]]\npatch:", "middle is not"),
         ("patch:", "sides: [[near, far], [far, near]]\npatch:", "sides with each structure once"),
         ("patch:", "sides: [[near, near]]\npatch:", "sides with each structure once"),
+        ("near,", "near_left,", "sides of all left and right structures to mirror, near_left too"),
+        ("patch:", "intensity: [-.inf, 1]\npatch:", "line 7: intensity.*finite"),
+        ("[left-right]}", "[left-right], elastic: .inf}", "line 9: augmentation.elastic.*finite"),
         ("patch:", "intensity: [3, 1]\npatch:", "lower value first"),
         ("patch:", "checks: {extent: [90, 20]}\npatch:", "extent of checks with the lower"),
         ("filters: [4, 8, 16]", "filters: [4, 8]", "line 8: network.filters"),

@@ -81,13 +81,13 @@ WordList = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class Section(BaseModel, frozen=True):
-    """A part of a workflow: unknown keys are errors, and instances are immutable.
+    """A part of a workflow: unknown keys and infinite numbers are errors, instances immutable.
 
     A section that inherits from an options class of `scanloom.options` has its fields, with
     their defaults and descriptions; a field that is defined again differs only in its type.
     """
 
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
