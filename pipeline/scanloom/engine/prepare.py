@@ -93,9 +93,15 @@ class Request:
             library is missing.
         """
         check_packages(workflow.output_options)
-        cards = unique_cards([find_model(name) for name in workflow.models])
-        check_structures(cards, workflow.output_options, workflow.relations)
-        return cls(workflow, cards)
+        cards = []
+        for n, name in enumerate(workflow.models):
+            with workflow.naming_lines("models", n):
+                cards.append(find_model(name))
+        with workflow.naming_lines("models"):
+            unique = unique_cards(cards)
+        with workflow.naming_lines("outputs", "structures"):
+            check_structures(unique, workflow.output_options, workflow.relations)
+        return cls(workflow, unique)
 
     @cached_property
     def requested(self) -> tuple[ModelCard, ...]:

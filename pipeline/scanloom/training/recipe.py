@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from scanloom.convert.monai.metadata import CheckFields, CodeFields
 from scanloom.core import Reason
-from scanloom.engine.workflow.schema import Section, WordList, read_page
+from scanloom.engine.workflow.schema import Page, Section, WordList, read_page
 from scanloom.options import Modality
 
 MAX_DRAWN = 255
@@ -187,7 +187,7 @@ class Schedule(Section, frozen=True):
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of everything random")
 
 
-class TrainingRecipe(Section, frozen=True):
+class TrainingRecipe(Page, frozen=True):
     """A training: data, grid, network, augmentation and steps; what a bundle says of itself."""
 
     name: Slug = Field(description="A slug, the model's name")

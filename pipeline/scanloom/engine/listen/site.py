@@ -15,6 +15,7 @@ from scanloom.engine.workflow.schema import (
     Bytes,
     Name,
     Seconds,
+    Page,
     Section,
     Selection,
     listed,
@@ -325,7 +326,7 @@ class Source(Node, frozen=True):
         return self
 
 
-class Site(Section, frozen=True):
+class Site(Page, frozen=True):
     """A receiver: its address, those who may send to it, and where it keeps what they send."""
 
     title: Title = Field(
