@@ -46,6 +46,7 @@ __all__ = [
     "StepTimer",
     "Structure",
     "Volume",
+    "WorkflowError",
     "blame",
     "counted",
     "did_you_mean",

@@ -14,8 +14,8 @@ from scanloom.core.paths import shipped
 from scanloom.engine.workflow.schema import (
     Bytes,
     Name,
-    Seconds,
     Page,
+    Seconds,
     Section,
     Selection,
     listed,

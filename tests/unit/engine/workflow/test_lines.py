@@ -18,11 +18,15 @@ SIDES = """results:
 """
 
 
+def check(path: Path) -> None:
+    request = Request.of(read_workflow(path))
+    check_channels(request.workflow, request.cards)
+
+
 def refused(path: Path, text: str) -> ScanError:
     path.write_text(text)
     with pytest.raises(ScanError) as caught:
-        request = Request.of(read_workflow(path))
-        check_channels(request.workflow, request.cards)
+        check(path)
     return caught.value
 
 
