@@ -14,7 +14,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ModelCard
+from scanloom.cards.card import UNCROPPED, ModelCard
 from scanloom.cards.codes import LEFT, RIGHT, sided
 from scanloom.core import Relations, Structure, WorkflowError, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, CropBy, StructuresOf, Unite
@@ -153,6 +153,22 @@ def networks(card: ModelCard) -> Iterator[ModelCard]:
     """Yield the cards of all networks of a model in the order in which they run."""
     for stage in stages(card):
         yield from stage.parts or (stage,)
+
+
+def known_errors(
+    cards: Sequence[ModelCard], relations: Relations, present: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the known errors to expect of each model of a case, by name.
+
+    `present` has the conditions that the scan meets. Errors of scans that a model sees whole are
+    not those of a model that only sees crops of them.
+    """
+    nodes = graph_of([card.name for card in cards], relations)
+    whole = {n for node in nodes if node.crop is None for n in node.members}
+    return {
+        card.name: card.limitations_in({*present, UNCROPPED} if n in whole else present)
+        for n, card in enumerate(cards)
+    }
 
 
 def needed_parts(card: ModelCard, labels: Collection[str] = ()) -> ModelCard:

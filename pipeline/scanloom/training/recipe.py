@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scanloom.convert.monai.metadata import CheckFields, CodeFields
+from scanloom.convert.monai.metadata import CheckFields, CodeFields, LimitationFields
 from scanloom.core import Reason
-from scanloom.engine.workflow.schema import Page, Section, WordList, read_page
+from scanloom.engine.workflow.schema import Page, Section, listed, read_page
 from scanloom.options import Modality
 
 MAX_DRAWN = 255
@@ -198,7 +198,9 @@ class TrainingRecipe(Page, frozen=True):
     authors: str = Field(default="", description="Who trained it")
     license: str = Field(default="unknown", description="Licence of the weights, SPDX")
     attribution: str = Field(default="", description="Origin of the data")
-    limitations: WordList = Field(default=(), description="Sentences about known limits")
+    limitations: Annotated[tuple[str | LimitationFields, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Known errors: sentences, or `text` with `where` to expect it"
+    )
     checks: CheckFields = Field(default=CheckFields(), description=CheckFields.__doc__)
     modality: Modality = Field(description="Modality of the scans")
     data: Data = Field(description=Data.__doc__)
