@@ -28,6 +28,7 @@ from scanloom.io.output.layout import (
     published_cases,
     taken_names,
 )
+from scanloom.io.output.private import KEY_FINGERPRINT, PRIVATE
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.system.regular_files import refuse_links_below
 from scanloom.io.system.scratch_folders import host_id, process_start_ticks
@@ -227,7 +228,8 @@ def test_a_replacement_that_was_interrupted_is_finished_in_an_older_folder_too(
 def test_a_folder_without_results_tells_that_a_run_is_at_work(
     tmp_path: Path, state: str, detail: str
 ) -> None:
-    open_output(tmp_path, "0" * 16)
+    (tmp_path / PRIVATE).mkdir()
+    (tmp_path / PRIVATE / KEY_FINGERPRINT).write_text("a" * 26)
     run = tmp_path / "runs" / "r"
     run.mkdir(parents=True)
     process = os.getpid()
