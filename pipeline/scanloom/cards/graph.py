@@ -133,7 +133,7 @@ def _cycle(nodes: Sequence[Node]) -> WorkflowError:
     try:
         TopologicalSorter({name: sorted(node.needs) for name, node in named.items()}).prepare()
     except CycleError as exc:
-        [first, *others] = dict.fromkeys(exc.args[1])
+        [first, *others] = sorted(set(exc.args[1]))
         key = "crop_by" if named[first].crop is not None else "restrict_to"
         problem = f"and {' and '.join(others)} need each other" if others else "needs itself"
         return WorkflowError((key, first), f"{first} {problem}")
