@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.core import Code, Structure, slug
 from scanloom.core.segmentation import Color
@@ -377,11 +378,10 @@ def display_colors(
 
     A structure gets the colour of its code and side, or the model's own if the table lacks the code
     and it is not greyish. If that is taken by another structure or model, or there is none, it gets
-    the free colour of the table that is least like those of other structures with its code. The
-    left and the right one of a pair share such a colour: the right one is darker.
+    the free colour of the table that is least like those of the model's other structures. The left
+    and the right one of a pair share such a colour: the right one is darker.
     """
     colors: dict[int, Color] = {}
-    structures = list(structures)
     used = set(taken)
     waiting = []
     for pair in _pairs(structures):
@@ -392,27 +392,19 @@ def display_colors(
         else:
             colors |= chosen
             used.update(chosen.values())
-    shown_of_code: dict[str, list[Color]] = {}
-    for structure in structures:
-        if structure.number in colors:
-            shown_of_code.setdefault(structure.type.value, []).append(colors[structure.number])
+    forms = [(color, _darker(color)) for color in _palette()]
+    nearest = np.full((len(forms), 2), np.inf)  # of both forms to the colours that are shown
+    nearest = _closer(nearest, forms, [*colors.values()])
     for n, pair in enumerate(waiting):
-        others = shown_of_code.setdefault(pair[0].type.value, [])
-        choices = [[_of_side(color, s) for s in pair] for color in _palette()]
-        free = [each for each in choices if used.isdisjoint(each)] or choices[n % len(choices) :]
-        own = max(free, key=lambda each: _least_difference(each, others)) if others else free[0]
+        columns = [int(_is_right(s)) for s in pair]
+        free = [used.isdisjoint(each[column] for column in columns) for each in forms]
+        unlike = np.where(free, nearest[:, columns].min(axis=1), -1)
+        best = int(unlike.argmax()) if any(free) else n % len(forms)
+        own = [forms[best][column] for column in columns]
         colors.update(zip((s.number for s in pair), own, strict=True))
         used.update(own)
-        others += own
+        nearest = _closer(nearest, forms, own)
     return colors
-
-
-def _least_difference(some: Sequence[Color], others: Sequence[Color]) -> float:
-    """Return the least difference between colours, roughly as people see it (redmean)."""
-    a, b = np.array(some, float)[:, None], np.array(others, float)
-    red = (a[..., 0] + b[..., 0]) / 512
-    weights = np.stack([2 + red, np.full_like(red, 4), 3 - red], axis=-1)
-    return float((weights * (a - b) ** 2).sum(axis=-1).min())
 
 
 def _pairs(structures: Iterable[Structure]) -> list[tuple[Structure, ...]]:
@@ -509,9 +501,27 @@ def table_color(structure: Structure) -> Color | None:
 
 def _of_side(color: Color, structure: Structure) -> Color:
     """Return a colour as the structures of a side have it: darker on the right."""
-    right = structure.laterality is not None and structure.laterality.value == RIGHT.value
-    red, green, blue = (round(c * RIGHT_SHADE) if right else c for c in color)
+    return _darker(color) if _is_right(structure) else color
+
+
+def _is_right(structure: Structure) -> bool:
+    return structure.laterality is not None and structure.laterality.value == RIGHT.value
+
+
+def _darker(color: Color) -> Color:
+    red, green, blue = (round(c * RIGHT_SHADE) for c in color)
     return red, green, blue
+
+
+def _closer(
+    nearest: NDArray[np.float64], forms: Sequence[Sequence[Color]], shown: Sequence[Color]
+) -> NDArray[np.float64]:
+    """Return the least difference of each form to shown colours too, as people see it (redmean)."""
+    a, b = np.array(forms, float)[:, :, None], np.array(shown, float).reshape(-1, 3)
+    red = (a[..., 0] + b[..., 0]) / 512
+    weights = np.stack([2 + red, np.full_like(red, 4), 3 - red], axis=-1)
+    difference = (weights * (a - b) ** 2).sum(axis=-1)
+    return np.minimum(nearest, difference.min(axis=-1, initial=np.inf))
 
 
 def shown_name(name: str) -> str:
