@@ -521,7 +521,8 @@ def _closer(
     red = (a[..., 0] + b[..., 0]) / 512
     weights = np.stack([2 + red, np.full_like(red, 4), 3 - red], axis=-1)
     difference = (weights * (a - b) ** 2).sum(axis=-1)
-    return np.minimum(nearest, difference.min(axis=-1, initial=np.inf))
+    closer: NDArray[np.float64] = np.minimum(nearest, difference.min(axis=-1, initial=np.inf))
+    return closer
 
 
 def shown_name(name: str) -> str:

@@ -82,9 +82,10 @@ def check_structures(
     by_name = {(name, each.label): each for name, found in structures.items() for each in found}
     pairs = dict.fromkeys(resolve_asymmetries(relations.asymmetries, written).values())
     for n, (left, right) in enumerate(pairs):
-        for side, members in (("left", left), ("right", right)):
-            for i, member in enumerate(members):
-                check_side(("asymmetries", n, side, i), side, [by_name[member]])
+        for i, member in enumerate(left):
+            check_side(("asymmetries", n, "left", i), "left", [by_name[member]])
+        for i, member in enumerate(right):
+            check_side(("asymmetries", n, "right", i), "right", [by_name[member]])
 
 
 DEFERRED_MODULES = (
