@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import (
     Annotated,
@@ -106,7 +106,7 @@ class Section(BaseModel, frozen=True):
         return take(kind, dict(self))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Source:
     """The file of a page and its YAML. Pages are equal if they say the same, wherever they do."""
 
@@ -117,7 +117,7 @@ class _Source:
 class Page(Section, frozen=True):
     """A section that is a whole file, and knows the lines of its keys."""
 
-    _source: _Source = PrivateAttr(default=_Source())
+    _source: _Source = PrivateAttr(default_factory=_Source)
 
     @contextmanager
     def naming_lines(self, *keys: str | int) -> Iterator[None]:
@@ -617,7 +617,7 @@ def read_page(path: Path, model: type[P], reason: Reason) -> P:
         page = parse_page(raw, model, reason)
     except ScanError as error:
         raise error.about(str(path)) from None
-    page._source = replace(page._source, file=str(path))
+    page._source.file = str(path)
     return page
 
 
@@ -650,7 +650,7 @@ def parse_page(text: bytes | str, model: type[P], reason: Reason) -> P:
         raise ScanError(reason, "; ".join(mistakes)) from None
     if mistakes:
         raise ScanError(reason, "; ".join(mistakes))
-    page._source = _Source(node)
+    page._source.root = node
     return page
 
 
