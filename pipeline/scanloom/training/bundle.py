@@ -722,7 +722,9 @@ def metadata(recipe: TrainingRecipe) -> Json:
             },
         },
         "scanloom": {
-            "limitations": list(recipe.limitations),
+            "limitations": [
+                each if isinstance(each, str) else each.model_dump() for each in recipe.limitations
+            ],
             "license": recipe.license,
             "attribution": recipe.attribution,
             "precisions": ["float32"],  # labels of others were not compared

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from scanloom.cards.codes import SIDES, coding
-from scanloom.convert.monai.metadata import CheckFields, CodeFields
+from scanloom.convert.monai.metadata import CheckFields, CodeFields, LimitationFields
 from scanloom.core import Reason
-from scanloom.engine.workflow.schema import Section, WordList, read_page
+from scanloom.engine.workflow.schema import Page, Section, listed, read_page
 from scanloom.options import Modality
 
 MAX_DRAWN = 255
@@ -196,7 +196,7 @@ class Schedule(Section, frozen=True):
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of everything random")
 
 
-class TrainingRecipe(Section, frozen=True):
+class TrainingRecipe(Page, frozen=True):
     """A training: data, grid, network, augmentation and steps; what a bundle says of itself."""
 
     name: Slug = Field(description="A slug, the model's name")
@@ -207,7 +207,9 @@ class TrainingRecipe(Section, frozen=True):
     authors: str = Field(default="", description="Who trained it")
     license: str = Field(default="unknown", description="Licence of the weights, SPDX")
     attribution: str = Field(default="", description="Origin of the data")
-    limitations: WordList = Field(default=(), description="Sentences about known limits")
+    limitations: Annotated[tuple[str | LimitationFields, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Known errors: sentences, or `text` with `where` to expect it"
+    )
     checks: CheckFields = Field(default=CheckFields(), description=CheckFields.__doc__)
     modality: Modality = Field(description="Modality of the scans")
     data: Data = Field(description=Data.__doc__)

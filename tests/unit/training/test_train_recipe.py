@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import ScanError
+from scanloom.training.bundle import metadata
 from scanloom.training.recipe import TrainingRecipe, read_recipe
 from support.real_scans import ROOT
 
@@ -121,3 +122,11 @@ def test_the_published_schema_is_that_of_the_code() -> None:
 @pytest.mark.parametrize("path", sorted(ROOT.glob("models/*/training/recipe.yaml")), ids=str)
 def test_shipped_recipes_are_valid(path: Path) -> None:
     assert read_recipe(path).name == path.parent.parent.name
+
+
+def test_a_bundle_states_the_known_errors_of_its_recipe() -> None:
+    """With the scans in which to expect them: those of the model that ships are packaged so."""
+    model = ROOT / "models" / "hippocampus_mr"
+    stated = json.loads((model / "configs" / "metadata.json").read_text())["scanloom"]
+    recipe = read_recipe(model / "training" / "recipe.yaml")
+    assert metadata(recipe)["scanloom"]["limitations"] == stated["limitations"]
