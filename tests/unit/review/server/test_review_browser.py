@@ -221,6 +221,23 @@ def test_keys_are_shown_on_every_page(chromium: Any, running: Any) -> None:
     assert tab.is_visible("#help")
 
 
+def test_a_slider_keeps_its_own_keys_only(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"], 1400)
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name, slider = tab.inner_text("#name"), tab.locator("#axial input[type=range]")
+    slider.focus()
+    before = int(slider.input_value())
+    tab.keyboard.press("ArrowRight")
+    assert int(slider.input_value()) == before + 1
+    tab.keyboard.press("b")
+    tab.wait_for_selector("#brush-label", state="visible")
+    slider.focus()
+    tab.keyboard.press("b")
+    tab.keyboard.press("n")
+    tab.wait_for_function("(name) => document.querySelector('#name').innerText !== name", arg=name)
+
+
 def test_values_and_places_are_those_of_simpleitk(
     chromium: Any, running: Any, folder: Path
 ) -> None:

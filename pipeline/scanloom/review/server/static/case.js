@@ -8,6 +8,8 @@ import { Verdict } from "./verdict.js";
 import { PLANES, Viewer, middleOf, slicesOf } from "./viewer.js";
 
 const WITHOUT_CASE = "npl?";
+const FIELDS = "textarea, select, dialog, input:not([type=checkbox], [type=range])";
+const OF_SLIDER = /^(Arrow|Page|Home|End)/;
 
 const slicesBy = (event) => (event.shiftKey ? 10 : 1);
 const currentId = () => decodeURIComponent(location.pathname.split("/").pop());
@@ -294,7 +296,8 @@ class CasePage {
   key(event) {
     const { viewer, correction } = this;
     const isModified = event.ctrlKey || event.metaKey || event.altKey;
-    const inField = event.target.closest("textarea, select, dialog, input:not([type=checkbox])");
+    if (event.target.closest("input[type=range]") && OF_SLIDER.test(event.key)) return;
+    const inField = event.target.closest(FIELDS);
     if (inField && event.key !== "Escape") return;
     if (viewer.about && isModified) {
       this.modifiedKey(event);
@@ -315,7 +318,7 @@ class CasePage {
       event.target.blur();
       return;
     }
-    if (isModified || event.target.closest("textarea, select, dialog, input[type=range]")) return;
+    if (isModified || event.target.closest("textarea, select, dialog")) return;
     const action = this.keys[event.key];
     if (!action || (!viewer.about && !WITHOUT_CASE.includes(event.key))) return;
     event.preventDefault();
