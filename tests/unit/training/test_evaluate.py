@@ -509,6 +509,22 @@ def test_a_tolerance_that_is_no_distance_is_refused(results: Path, tolerance: st
 # --- two predictions ------------------------------------------------------------------------------
 
 
+def test_a_difference_is_one_line_of_at_most_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for folder, shift in (("references", 0), ("first", 1), ("second", 2)):
+        for n in range(2):
+            save(tmp_path / folder / f"{n}.nii.gz", two_boxes(shift))
+    shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
+    interval = r" +2 +[+-]\d+\.\d+ \([+-]\d+\.\d+ to [+-]\d+\.\d+\)$"
+    for structure in ("1", "2", "mean of structures"):
+        for figure in ("Dice", "HD95 mm", "NSD"):
+            line = rf"^{structure} +{figure}{interval}"
+            [found] = re.findall(line, shown, re.MULTILINE)
+            assert len(found) <= 80
+
+
 @pytest.mark.thorough
 def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

@@ -215,20 +215,20 @@ def _show_differences(evaluation: Evaluation) -> None:
     console().print(f"Predictions minus --against: mean, 95 % interval (bootstrap of {patients})")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("structure")
+    table.add_column("figure")
+    table.add_column("pairs", justify="right")
+    table.add_column("difference", justify="right", no_wrap=True)
     titles: dict[Figure, str] = {"dice": "Dice", "hd95_mm": "HD95 mm", "nsd": "NSD"}
-    for title in ("pairs", *titles.values()):
-        table.add_column(title, justify="right")
     for structure in (*evaluation.structures, ""):
         of_structure = {
             each.figure: each.difference
             for each in evaluation.differences
             if each.structure == structure
         }
-        cells = []
-        for figure in titles:
+        for figure, title in titles.items():
             each, digits = of_structure[figure], 2 if figure == "hd95_mm" else 3
-            cells.append(_range(each.mean, (each.low, each.high), digits, sign="+"))
-        table.add_row(structure or "mean of structures", str(of_structure["dice"].pairs), *cells)
+            of_figure = _range(each.mean, (each.low, each.high), digits, sign="+")
+            table.add_row(structure or "mean of structures", title, str(each.pairs), of_figure)
     console().print(table)
 
 
