@@ -201,11 +201,11 @@ class Pictures:
 
     def training(self, name: str) -> None:
         """Copy the curves."""
-        shrink(self.terminal.folder / "tissues_contrast" / "docs" / "training.png", name)
+        shrink(self.terminal.folder / "bone_contrast" / "docs" / "training.png", name)
 
     def validation(self, name: str) -> None:
         """Copy the cases of the last validation."""
-        shrink(self.terminal.folder / "tissues_contrast" / "docs" / "validation.png", name)
+        shrink(self.terminal.folder / "bone_contrast" / "docs" / "validation.png", name)
 
     def evaluation(self, name: str) -> None:
         """Show the tables and distributions of the page of the evaluation."""

@@ -41,7 +41,7 @@ def check(folder: Path) -> None:
     """Check what the commands of the page left in a folder."""
     from play_reviewer import wrong_bone
 
-    out, data, new = folder / "results", folder / "labels", folder / "tissues_contrast"
+    out, data, new = folder / "results", folder / "labels", folder / "bone_contrast"
     cases = {case.name for case in (out / "cases").iterdir()}
     sources = latest_by_id(find_sources(out, sorted(cases)))
     scans = {case: Path(sources[case].path).name for case in cases}
@@ -76,8 +76,8 @@ def check(folder: Path) -> None:
 
     # --- and at work
     for case in cases:
-        [model] = read(out / "cases" / case / "case.json")["models"]
-        assert model["name"] == "tissues_contrast"
+        models = read(out / "cases" / case / "case.json")["models"]
+        assert {each["name"] for each in models} == {"bone_contrast", "ct_tissue"}
 
 
 @pytest.mark.slow
