@@ -263,10 +263,6 @@ def console(*, stderr: bool = False) -> Console:
     return Clean(file=stream, width=width, highlight=False, emoji=False, markup=False)
 
 
-_BETWEEN = 3
-"""Most characters of a table between two columns."""
-
-
 def fitted(table: Table, width: int) -> Table:
     """Return a table for a screen: its cells are broken at spaces, and none is cut.
 
@@ -283,7 +279,8 @@ def fitted(table: Table, width: int) -> Table:
         most if column.no_wrap else max((len(w) for text in cells for w in text.split()), default=0)
         for column, cells, most in zip(table.columns, columns, longest, strict=True)
     ]
-    spare = width - _BETWEEN * len(columns) - sum(words)
+    _, right, _, left = table.padding
+    spare = width - (left + right + (table.box is not None)) * len(columns) - sum(words)
     for column in table.columns:
         column.overflow = "fold"
     if sum(longest) - sum(words) <= spare:

@@ -72,6 +72,16 @@ def test_no_width_breaks_a_word_of_a_table_that_fits(
         assert sorted(shown.replace("─", "").split()) == sorted(words), width
 
 
+def test_no_cell_of_a_table_that_fits_is_broken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table("structure", "Dice", box=None, padding=(0, 2, 0, 0))
+    table.add_row("bone", "0.940 (0.923 to 0.970)")
+    monkeypatch.setenv("COLUMNS", str(len("structure") + len("0.940 (0.923 to 0.970)") + 4))
+    console().print(table)
+    assert capsys.readouterr().out.splitlines()[1:] == ["bone       0.940 (0.923 to 0.970)"]
+
+
 def test_a_word_longer_than_the_screen_is_broken_and_not_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
