@@ -209,11 +209,11 @@ class Pictures:
 
     def evaluation(self, name: str) -> None:
         """Show the tables and distributions of the page of the evaluation."""
-        self._sections(name, "Agreement", "Distributions")
+        self._sections(name, "Agreement", "Distributions", 1320)
 
     def worst(self, name: str) -> None:
         """Show the first of its worst cases."""
-        self._sections(name, "Worst cases", "Worst cases")
+        self._sections(name, "Worst cases", "Worst cases", 1000)
 
     @property
     def _case(self) -> Path:
@@ -226,8 +226,8 @@ class Pictures:
 
         return play_reviewer
 
-    def _sections(self, name: str, first: str, last: str) -> None:
-        context = self.browser.new_context(viewport={"width": 1100, "height": 900})
+    def _sections(self, name: str, first: str, last: str, width: int) -> None:
+        context = self.browser.new_context(viewport={"width": width, "height": 900})
         context.set_default_timeout(PATIENCE_MS)
         tab = context.new_page()
         tab.goto((self.terminal.folder / "evaluation" / "evaluation.html").as_uri())
@@ -239,7 +239,7 @@ class Pictures:
         height = boxes[1]["y"] + boxes[1]["height"] - top
         if first == last:  # up to the second case
             height = tab.locator("h3").nth(1).bounding_box()["y"] - top
-        clip = {"x": 0, "y": top, "width": 1100, "height": height}
+        clip = {"x": 0, "y": top, "width": width, "height": height}
         self._store(tab.screenshot(full_page=True, clip=clip), name)
         context.close()
 

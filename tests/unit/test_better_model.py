@@ -60,7 +60,7 @@ def test_its_yaml_is_valid(tmp_path: Path) -> None:
     assert read_workflow(tmp_path / "workflow.yaml").models == ("ct_tissue",)
     recipe = read_recipe(tmp_path / "recipe.yaml")
     united = read_workflow(tmp_path / "united.yaml")
-    assert united.models == (recipe.name, "ct_tissue")
+    assert united.models == ("ct_tissue", recipe.name)
     assert f"scanloom models add {recipe.name}" in commands()
 
 
