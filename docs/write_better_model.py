@@ -213,7 +213,7 @@ class Pictures:
 
     def worst(self, name: str) -> None:
         """Show the first of its worst cases."""
-        self._sections(name, "Worst cases", "Worst cases", 1000)
+        self._sections(name, "Worst cases", "Worst cases", 1080)
 
     @property
     def _case(self) -> Path:
