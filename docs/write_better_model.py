@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ KEY = b"tutorial key 007................"
 def commands_of(block: str) -> list[str]:
     """Return the commands of a console block."""
     return [line[2:] for line in block.splitlines() if line.startswith("$ ")]
+
+
+def broken(line: str) -> str:
+    """Return a line in lines of the terminal's width."""
+    return line if len(line) <= COLUMNS else textwrap.fill(line, COLUMNS)
 
 
 class Terminal:
@@ -86,7 +92,8 @@ class Terminal:
             raise RuntimeError(f"{command}: {done.returncode}\n{done.stdout}")
         if "LINK" in command:
             self.stop()
-        return PROGRESS.sub("", done.stdout)
+        lines = PROGRESS.sub("", done.stdout).splitlines()
+        return "".join(f"{broken(line)}\n" for line in lines)
 
     def _serve(self, command: str) -> str:
         self._server = subprocess.Popen(
