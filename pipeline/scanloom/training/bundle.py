@@ -262,11 +262,13 @@ def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
 
 
 def _weights(recipe: TrainingRecipe) -> Json:
-    """Return the loss's weights of background and structures, unless all are 1."""
-    weights = [recipe.schedule.background, *(each.weight for each in recipe.structures)]
-    if all(weight == 1.0 for weight in weights):
-        return {}
-    return {"weight": f"$torch.tensor({weights}, device=@device)"}
+    """Return the loss's weights of Dice, background and structures, unless all are 1."""
+    plan = recipe.schedule
+    chosen: Json = {} if plan.dice == 1.0 else {"lambda_dice": plan.dice}
+    weights = [plan.background, *(each.weight for each in recipe.structures)]
+    if any(weight != 1.0 for weight in weights):
+        chosen["weight"] = f"$torch.tensor({weights}, device=@device)"
+    return chosen
 
 
 def epoch_length(recipe: TrainingRecipe, count: int) -> int:
@@ -674,9 +676,11 @@ def metadata(recipe: TrainingRecipe) -> Json:
         "dtype": "float32",
         "is_patch_data": True,
     }
+    page = recipe.model_dump(mode="json", include={"limitations", "reference_ranges"})
     structures = {
         structure.label: structure.model_dump(
-            include={"name", "category", "type", "laterality", "color"}, exclude_none=True
+            include={"name", "category", "type", "laterality", "color", "experimental"},
+            exclude_none=True,
         )
         for structure in recipe.structures
     }
@@ -719,7 +723,8 @@ def metadata(recipe: TrainingRecipe) -> Json:
             },
         },
         "scanloom": {
-            "limitations": list(recipe.limitations),
+            "limitations": page["limitations"],
+            "reference_ranges": page["reference_ranges"],
             "license": recipe.license,
             "attribution": recipe.attribution,
             "precisions": ["float32"],  # labels of others were not compared

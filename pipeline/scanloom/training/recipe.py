@@ -8,9 +8,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scanloom.convert.monai.metadata import CheckFields, CodeFields
+from scanloom.convert.monai.metadata import (
+    CheckFields,
+    CodeFields,
+    LimitationFields,
+    ReferenceFields,
+    Sentence,
+)
 from scanloom.core import Reason
-from scanloom.engine.workflow.schema import Section, WordList, read_page
+from scanloom.engine.workflow.schema import Section, read_page
 from scanloom.options import Modality
 
 MAX_DRAWN = 255
@@ -84,6 +90,7 @@ class TrainedStructure(Section, frozen=True):
     type: CodeFields | None = Field(default=None, description="Its type, coded")
     laterality: CodeFields | None = Field(default=None, description="Its side, coded")
     color: tuple[int, int, int] | None = Field(default=None, description="R, G, B, 0 to 255")
+    experimental: bool = Field(default=False, description="Whether results call it experimental")
     weight: Positive = Field(
         default=1.0, description="Weight in the loss: above 1 for small ones among many"
     )
@@ -180,6 +187,10 @@ class Schedule(Section, frozen=True):
     )
     validate_every: int = Field(default=5, ge=1, description="Epochs between validations")
     background: Positive = Field(default=1.0, description="Weight of the background in the loss")
+    dice: Positive = Field(
+        default=1.0,
+        description="Weight of Dice beside cross entropy; less of it keeps volumes right",
+    )
     precision: Literal["float32", "bfloat16"] = Field(
         default="bfloat16", description="Precision of the network; weights stay float32"
     )
@@ -198,7 +209,12 @@ class TrainingRecipe(Section, frozen=True):
     authors: str = Field(default="", description="Who trained it")
     license: str = Field(default="unknown", description="Licence of the weights, SPDX")
     attribution: str = Field(default="", description="Origin of the data")
-    limitations: WordList = Field(default=(), description="Sentences about known limits")
+    limitations: tuple[Sentence | LimitationFields, ...] = Field(
+        default=(), description="Known errors: sentences, or `text` with `where` (docs/models.md)"
+    )
+    reference_ranges: tuple[ReferenceFields, ...] = Field(
+        default=(), description="Usual ranges of measurements"
+    )
     checks: CheckFields = Field(default=CheckFields(), description=CheckFields.__doc__)
     modality: Modality = Field(description="Modality of the scans")
     data: Data = Field(description=Data.__doc__)
