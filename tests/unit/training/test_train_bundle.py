@@ -624,3 +624,16 @@ def test_weights_of_structures_are_those_of_the_loss(tmp_path: Path) -> None:
     scores[:, 2] = 3  # all is said to be far
     plain, weighted = ([float(loss(scores, label)) for label in (far, near)] for loss in losses)
     assert weighted[1] - weighted[0] > 1.5 * (plain[1] - plain[0])
+
+
+def test_with_little_weight_of_dice_the_loss_is_cross_entropy(tmp_path: Path) -> None:
+    from monai.bundle import ConfigParser
+
+    from scanloom.training.bundle import train_config
+
+    config = train_config(recipe(schedule={"dice": 1e-9}), tmp_path, 5)
+    loss = ConfigParser({"loss": config["loss"]}).get_parsed_content("loss")
+    scores = torch.randn(1, 3, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    label = scores.flip(1).argmax(1, keepdim=True)
+    entropy = torch.nn.functional.cross_entropy(scores, label[:, 0])
+    assert float(loss(scores, label)) == pytest.approx(float(entropy), rel=1e-4)
