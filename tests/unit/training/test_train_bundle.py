@@ -240,7 +240,7 @@ def test_a_measurement_says_steps_and_time_and_leaves_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "problem", ["unreadable", "grid", "number", "constant", "spacing", "brightness"]
+    "problem", ["unreadable", "label map", "grid", "number", "constant", "spacing", "brightness"]
 )
 def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: str) -> None:
     from scanloom.training.train import prepare
@@ -250,6 +250,8 @@ def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: st
     array, numbers = (np.asarray(nib.load(file).dataobj) for file in (image, label))
     affine = np.eye(4)
     match problem:
+        case "label map":
+            label.unlink()
         case "unreadable":
             image.write_bytes(image.read_bytes()[:300])
         case "grid":
