@@ -6,11 +6,12 @@ sees in a few bytes a row (`ReviewerRows`); both change with a case or verdict, 
 
 from __future__ import annotations
 
+import json
 import threading
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from scanloom.review.verdicts.verdict import Seen
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Value = TypeVar("Value", bound=Hashable)
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
 WAITING = ("open", "stale")
 """States of cases that wait for a decision."""
@@ -157,6 +159,15 @@ class Names:
         """Return the place of a row; None if there is none of this name."""
         return next(iter(self._lookup.rows(name)), None)
 
+    @property
+    def as_arrow(self) -> pa.Array:
+        """The names of all rows (N,)."""
+        return self._lookup.column
+
+    def places(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Return the place of the row of each name, or -1 (N,)."""
+        return self._lookup.first_rows(names)
+
 
 class CaseRows:
     """Rows in columns, in the order in which they come, which is that of their places.
@@ -178,28 +189,84 @@ class CaseRows:
             texts.add(row.text)
             codes.extend(self._codes(row))
             risks.append(row.risk)
-        risk, count = np.array(risks, np.float64), len(names)
-        order = np.argsort(-risk, kind="stable") if by_risk else np.arange(count)
-        self.names = Names(names.as_arrow().cast(pa.large_string()).take(order))
-        self._texts: pa.Array = texts.as_arrow().take(order)
+        risk = np.array(risks, np.float64)
+        order = np.argsort(-risk, kind="stable") if by_risk else np.arange(len(names))
+        modality, models = np.array(codes, np.int32).reshape(-1, 2)[order].T.copy()
+        arrow_names = names.as_arrow().cast(pa.large_string())
+        columns = arrow_names.take(order), texts.as_arrow().take(order)
+        self._set_columns(*columns, modality, models, risk[order])
+
+    def _set_columns(
+        self,
+        names: pa.Array,
+        texts: pa.Array,
+        modality: NDArray[np.int32],
+        models: NDArray[np.int32],
+        risk: NDArray[np.float64],
+    ) -> None:
+        self.names, self._texts = Names(names), texts
         self._who: pa.Array | None = None
         self._new_texts = dict[int, bytes]()
         """Texts of rows that were replaced."""
-        self.modality, self.models = np.array(codes, np.int32).reshape(-1, 2)[order].T.copy()
-        self.risk, self.present = risk[order], np.ones(count, bool)
+        self.modality, self.models, self.risk = modality, models, risk
+        self.present = np.ones(len(risk), bool)
         self.review = self.risk >= outliers.REVIEW_THRESHOLD
         self.updated = list[int]()
         """Places of rows that were replaced or removed since, in the order of these events."""
         self._with_word, self._guard = dict[str, NDArray[np.bool_]](), threading.Lock()
 
+    @classmethod
+    def from_table(cls, table: pa.Table) -> CaseRows:
+        """Return the rows of a table as of `as_table`.
+
+        Raises
+        ------
+        LookupError, TypeError, ValueError
+            If it was not made so.
+        """
+        rows = cls(())
+        modality, modalities = _decoded_codes(table["modality"])
+        models, groups = _decoded_codes(table["models"])
+        rows._modalities, rows._models = _numbered(modalities), _numbered(map(tuple, groups))
+        names, texts = (table[column].combine_chunks() for column in ("name", "text"))
+        rows._set_columns(names, texts, modality, models, np.array(table["risk"].to_numpy()))
+        return rows
+
+    def as_table(self) -> pa.Table:
+        """Return the rows that were not removed as a table, in their order."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        texts, new = self._texts, sorted(self._new_texts.copy().items())
+        if new:
+            mask = np.zeros(len(texts), bool)
+            mask[[index for index, _ in new]] = True
+            replaced = pa.array([text for _, text in new], texts.type)
+            texts = compute.replace_with_mask(texts, pa.array(mask), replaced)
+        modality = _encoded_codes(self.modality, self._modalities)
+        models = _encoded_codes(self.models, self._models)
+        columns = self.names.as_arrow, texts, modality, models, pa.array(self.risk)
+        names = ("name", "text", "modality", "models", "risk")
+        table = pa.table(dict(zip(names, columns, strict=True)))
+        return table.filter(pa.array(self.present))
+
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that were not removed."""
         modalities, models = list(self._modalities), list(self._models)
         for index in np.flatnonzero(self.present).tolist():
-            of_scan = modalities[self.modality[index]], models[self.models[index]]
-            text = self._new_texts.get(index)
-            text = self._texts[index].as_py() if text is None else text
-            yield Row(self.names[index], *of_scan, float(self.risk[index]), decoded(text))
+            yield self._row(index, modalities, models)
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a row of a case that was not removed."""
+        index = self.names.index(name)
+        return index is not None and bool(self.present[index])
+
+    def of(self, name: str) -> Row | None:
+        """Return the row of a case; None if there is none, or it was removed."""
+        index = self.names.index(name)
+        if index is None or not self.present[index]:
+            return None
+        return self._row(index, list(self._modalities), list(self._models))
 
     def put(self, row: Row) -> bool:
         """Replace the row of a case, which stays in its place; return whether there is one."""
@@ -252,6 +319,12 @@ class CaseRows:
             sorted(name for name, code in self._modalities.items() if name and code in modalities),
         )
 
+    def _row(self, index: int, modalities: Sequence[str], models: Sequence[tuple[str, ...]]) -> Row:
+        text = self._new_texts.get(index)
+        text = self._texts[index].as_py() if text is None else text
+        of_scan = modalities[self.modality[index]], models[self.models[index]]
+        return Row(self.names[index], *of_scan, float(self.risk[index]), decoded(text))
+
     def _codes(self, row: Row) -> tuple[int, int]:
         modality = self._modalities.setdefault(row.modality, len(self._modalities))
         return modality, self._models.setdefault(row.models, len(self._models))
@@ -275,6 +348,25 @@ class CaseRows:
                 del known[next(iter(known))]
             known[word] = rows
             return rows
+
+
+def _numbered(values: Iterable[Value]) -> dict[Value, int]:
+    return {value: n for n, value in enumerate(values)}
+
+
+def _encoded_codes(codes: NDArray[np.int32], values: Iterable[object]) -> pa.DictionaryArray:
+    """Return values by their numbers (N,), each as JSON."""
+    import pyarrow as pa
+
+    texts = pa.array([json.dumps(value) for value in values], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(codes), texts)
+
+
+def _decoded_codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], list[Any]]:
+    """Return the numbers (N,) and the values of `_encoded_codes`."""
+    coded = column.combine_chunks().dictionary_encode()
+    values = [json.loads(text) for text in coded.dictionary.to_pylist()]
+    return np.array(coded.indices.to_numpy(), np.int32), values
 
 
 def _with_word(texts: pa.Array, word: str) -> NDArray[np.bool_]:
