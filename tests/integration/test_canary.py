@@ -124,7 +124,9 @@ def test_results_and_failures_have_no_identity(site: Site, segmented: Ended) -> 
 def test_a_copy_for_others_has_no_identity(
     site: Site, segmented: Ended, tmp_path: Path, pictures: bool
 ) -> None:
-    ended = site.run("export", site.out, tmp_path / "copy", *(["--pictures"] if pictures else []))
+    ended = site.run(
+        "export", site.out, "-o", tmp_path / "copy", *(["--pictures"] if pictures else [])
+    )
 
     assert ended.code == 0, ended.err
     for path in (tmp_path / "copy").rglob("*"):

@@ -307,7 +307,7 @@ def test_no_run_takes_results_that_it_would_not_make(halved: Runs, change: str) 
 @pytest.mark.thorough
 def test_results_of_a_killed_run_are_in_no_command(halved: Runs) -> None:
     assert not published_cases(halved.out)
-    for command in (["export", halved.out, "copy"], ["dataset", halved.out, "-o", "data"]):
+    for command in (["export", halved.out, "-o", "copy"], ["dataset", halved.out, "-o", "data"]):
         ended = scanloom(*command)
         assert ended.code == 65
         assert "there are no results in this output folder" in ended.err

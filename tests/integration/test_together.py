@@ -381,7 +381,7 @@ MISTAKES = [
     ({"crop_by": {"fine": {"model": "rogh"}}}, "fine.model: did you mean rough?"),
     (
         {"restrict_to": {"fine": {"model": "rough", "structures": "livr"}}},
-        "fine.model: rough has no livr; did you mean liver?",
+        "fine.structures: rough has no livr; did you mean liver?",
     ),
     (
         {"crop_by": {"fine": {"model": "rough"}}, "restrict_to": {"rough": {"model": "fine"}}},
@@ -395,10 +395,10 @@ MISTAKES = [
     ),
     (
         {"unite": {"all": {"priority": [{"model": "fine", "structures": ["live"]}]}}},
-        "unite.all: fine has no live; did you mean liver?",
+        "unite.all.priority.structures: fine has no live; did you mean liver?",
     ),
-    ({"shares": [{"of": "liver"}]}, "shares: several results have liver: rough/liver or"),
-    ({"shares": [{"of": "brain"}]}, "shares: expected one of spleen, liver"),
+    ({"shares": [{"of": "liver"}]}, "shares.of: several results have liver: rough/liver or"),
+    ({"shares": [{"of": "brain"}]}, "shares.of: expected one of spleen, liver"),
     (
         {"shares": [{"of": "fine/liver"}, {"of": "fine/spleen", "structures": "rough/liver"}]},
         "shares: rough/liver is measured as a share twice",

@@ -285,6 +285,7 @@ class Range:
 
 
 HEAD: Final = "head"
+UNCROPPED: Final = "uncropped"
 CONTRAST: Final = "contrast"
 
 
@@ -298,7 +299,8 @@ class Limitation:
         The error, as a sentence.
     where : str
         The scans in which it is to be expected: `HEAD` (CT with a head in view), `CONTRAST` (CT
-        with a contrast agent), or the label of a structure that is found; empty for any scan.
+        with a contrast agent), `UNCROPPED` (all that the model sees whole, not a crop around
+        structures of another one), or the label of a structure that is found; empty for any scan.
     """
 
     text: str

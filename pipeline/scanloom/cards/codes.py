@@ -14,11 +14,14 @@ from __future__ import annotations
 import colorsys
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.core import Code, Structure, slug
 from scanloom.core.segmentation import Color
@@ -375,20 +378,59 @@ def display_colors(
 
     A structure gets the colour of its code and side, or the model's own if the table lacks the code
     and it is not greyish. If that is taken by another structure or model, or there is none, it gets
-    a free colour of the table.
+    the free colour of the table that is least like those of the model's other structures. The left
+    and the right one of a pair share such a colour: the right one is darker.
     """
     colors: dict[int, Color] = {}
-    ordered = sorted(structures, key=lambda s: s.number)
-    for structure in ordered:
-        own = structure.color
-        color = table_color(structure) or (own if max(own) - min(own) >= MIN_RGB_RANGE else None)
-        if color is not None and color not in colors.values() and color not in taken:
-            colors[structure.number] = color
-    used = {*colors.values(), *taken}
-    free = [c for c in _palette() if c not in used] or list(_palette())
-    rest = [s.number for s in ordered if s.number not in colors]
-    colors.update((number, free[n % len(free)]) for n, number in enumerate(rest))
+    used = set(taken)
+    waiting = []
+    for pair in _pairs(structures):
+        coded = {s.number: table_color(s) or _own_color(s, pair) for s in pair}
+        chosen = {number: color for number, color in coded.items() if color is not None}
+        if len({*chosen.values()} - used) < len(pair):
+            waiting.append(pair)
+        else:
+            colors |= chosen
+            used.update(chosen.values())
+    forms = [(color, _darker(color)) for color in _palette()]
+    nearest = np.full((len(forms), 2), np.inf)  # of both forms to the colours that are shown
+    nearest = _closer(nearest, forms, [*colors.values()])
+    for n, pair in enumerate(waiting):
+        columns = [int(_is_right(s)) for s in pair]
+        free = [used.isdisjoint(each[column] for column in columns) for each in forms]
+        unlike = np.where(free, nearest[:, columns].min(axis=1), -1)
+        best = int(unlike.argmax()) if any(free) else n % len(forms)
+        own = [forms[best][column] for column in columns]
+        colors.update(zip((s.number for s in pair), own, strict=True))
+        used.update(own)
+        nearest = _closer(nearest, forms, own)
     return colors
+
+
+def _pairs(structures: Iterable[Structure]) -> list[tuple[Structure, ...]]:
+    """Return the structures in the order of their numbers, with the other side of each beside it.
+
+    The two have one code, and labels that differ in the words of the side alone.
+    """
+    pairs: dict[Hashable, list[Structure]] = {}
+    for structure in sorted(structures, key=lambda s: s.number):
+        side = structure.laterality
+        words = re.findall(r"[a-z0-9]+", structure.label.lower())
+        plain = tuple(word for word in words if _SAME.get(word, word) not in ("left", "right"))
+        is_lateral = side is not None and side.value in SIDES
+        key = (structure.type.value, plain) if is_lateral else structure.number
+        pairs.setdefault(key, []).append(structure)
+        if len({s.laterality for s in pairs[key]}) < len(pairs[key]):  # not each the other's side
+            pairs[structure.number] = [pairs[key].pop()]
+    return [tuple(pair) for pair in pairs.values()]
+
+
+def _own_color(structure: Structure, pair: Sequence[Structure]) -> Color | None:
+    """Return the model's colour, of a pair that of the left one; None if it is greyish."""
+    left = min(pair, key=lambda s: s.laterality != LEFT)
+    if max(left.color) - min(left.color) < MIN_RGB_RANGE:
+        return None
+    return left.color if structure is left else _of_side(left.color, structure)
 
 
 def color_by_code(
@@ -459,9 +501,28 @@ def table_color(structure: Structure) -> Color | None:
 
 def _of_side(color: Color, structure: Structure) -> Color:
     """Return a colour as the structures of a side have it: darker on the right."""
-    right = structure.laterality is not None and structure.laterality.value == RIGHT.value
-    red, green, blue = (round(c * RIGHT_SHADE) if right else c for c in color)
+    return _darker(color) if _is_right(structure) else color
+
+
+def _is_right(structure: Structure) -> bool:
+    return structure.laterality is not None and structure.laterality.value == RIGHT.value
+
+
+def _darker(color: Color) -> Color:
+    red, green, blue = (round(c * RIGHT_SHADE) for c in color)
     return red, green, blue
+
+
+def _closer(
+    nearest: NDArray[np.float64], forms: Sequence[Sequence[Color]], shown: Sequence[Color]
+) -> NDArray[np.float64]:
+    """Return the least difference of each form to shown colours too, as people see it (redmean)."""
+    a, b = np.array(forms, float)[:, :, None], np.array(shown, float).reshape(-1, 3)
+    red = (a[..., 0] + b[..., 0]) / 512
+    weights = np.stack([2 + red, np.full_like(red, 4), 3 - red], axis=-1)
+    difference = (weights * (a - b) ** 2).sum(axis=-1)
+    closer: NDArray[np.float64] = np.minimum(nearest, difference.min(axis=-1, initial=np.inf))
+    return closer
 
 
 def shown_name(name: str) -> str:

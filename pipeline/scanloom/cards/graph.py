@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ModelCard
+from scanloom.cards.card import UNCROPPED, ModelCard
 from scanloom.cards.codes import LEFT, RIGHT, sided
-from scanloom.core import Reason, Relations, ScanError, Structure, did_you_mean
+from scanloom.core import Relations, Structure, WorkflowError, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, CropBy, StructuresOf, Unite
 
 MAX_NUMBER = 65535
@@ -110,21 +111,33 @@ def running_order(nodes: Sequence[Node], group_of: Mapping[str, Hashable]) -> tu
 
     Raises
     ------
-    ScanError
-        WORKFLOW if nodes need each other.
+    WorkflowError
+        If nodes need each other.
     """
     remaining, ordered = list(nodes), list[Node]()
     while remaining:
         waiting = {node.name for node in remaining}
         possible = [node for node in remaining if waiting.isdisjoint(node.needs)]
         if not possible:
-            detail = f"crop_by, restrict_to: {' and '.join(sorted(waiting))} need each other"
-            raise ScanError(Reason.WORKFLOW, detail)
+            raise _cycle(remaining)
         last = group_of[ordered[-1].name] if ordered else None
         following = next((n for n in possible if ordered and group_of[n.name] == last), possible[0])
         ordered.append(following)
         remaining.remove(following)
     return tuple(ordered)
+
+
+def _cycle(nodes: Sequence[Node]) -> WorkflowError:
+    """Return the error of nodes none of which can be the first."""
+    named = {node.name: node for node in nodes}
+    try:
+        TopologicalSorter({name: sorted(node.needs) for name, node in named.items()}).prepare()
+    except CycleError as exc:
+        [first, *others] = sorted(set(exc.args[1]))
+        key = "crop_by" if named[first].crop is not None else "restrict_to"
+        problem = f"and {' and '.join(others)} need each other" if others else "needs itself"
+        return WorkflowError((key, first), f"{first} {problem}")
+    raise ValueError("each of the nodes needs only those before it")
 
 
 def stages(card: ModelCard) -> Iterator[ModelCard]:
@@ -140,6 +153,22 @@ def networks(card: ModelCard) -> Iterator[ModelCard]:
     """Yield the cards of all networks of a model in the order in which they run."""
     for stage in stages(card):
         yield from stage.parts or (stage,)
+
+
+def known_errors(
+    cards: Sequence[ModelCard], relations: Relations, present: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the known errors to expect of each model of a case, by name.
+
+    `present` has the conditions that the scan meets. Errors of scans that a model sees whole are
+    not those of a model that only sees crops of them.
+    """
+    nodes = graph_of([card.name for card in cards], relations)
+    whole = {n for node in nodes if node.crop is None for n in node.members}
+    return {
+        card.name: card.limitations_in({*present, UNCROPPED} if n in whole else present)
+        for n, card in enumerate(cards)
+    }
 
 
 def needed_parts(card: ModelCard, labels: Collection[str] = ()) -> ModelCard:
@@ -202,8 +231,8 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
 
     Raises
     ------
-    ScanError
-        WORKFLOW, with key, expected value and nearest valid word.
+    WorkflowError
+        With key, expected value and nearest valid word.
     """
     if not relations:
         return
@@ -214,7 +243,7 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
             for structure in cards[names.index(result.model)].structures:
                 _ = structure if result.side is None else sided(structure, result.side)
         except ValueError as exc:
-            raise ScanError(Reason.WORKFLOW, f"results.{name}: {exc}") from exc
+            raise WorkflowError(("results", name), str(exc)) from exc
     for name, models in relations.ensembles.items():
         _check_ensemble(name, [cards[names.index(model)] for model in models])
     structures = _structures_of_nodes(cards, relations)
@@ -224,33 +253,34 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
     ):
         for name, needed in references.items():
             if name not in structures:
-                detail = f"{key}.{name}: {did_you_mean(name, structures)}"
-                raise ScanError(Reason.WORKFLOW, detail)
-            _check_reference(f"{key}.{name}.model", needed, structures)
+                raise WorkflowError((key, name), did_you_mean(name, structures))
+            _check_reference((key, name), needed, structures)
             side = relations.results[name].side if name in relations.results else None
             if side is not None:
                 around = [s for s in structures[needed.model] if needed.includes(s.label)]
-                check_side(f"{key}.{name}", side, around)
+                check_side((key, name), side, around)
     for name, unite in relations.unite.items():
-        for source in unite.priority:
-            _check_reference(f"unite.{name}", source, structures)
+        for n, source in enumerate(unite.priority):
+            _check_reference(("unite", name, "priority", n), source, structures)
         if len(united_structures(unite, structures)) > MAX_NUMBER:
-            raise ScanError(Reason.WORKFLOW, f"unite.{name}: too many structures")
+            raise WorkflowError(("unite", name), "too many structures")
     running_order(graph_of(names, relations), dict.fromkeys(structures))
 
 
-def check_side(key: str, side: Literal["left", "right"], structures: Sequence[Structure]) -> None:
+def check_side(
+    keys: tuple[str | int, ...], side: Literal["left", "right"], structures: Sequence[Structure]
+) -> None:
     """Refuse structures that are all of the other side of the body.
 
     Raises
     ------
-    ScanError
-        WORKFLOW, with the key.
+    WorkflowError
+        With the keys.
     """
     other = RIGHT if side == "left" else LEFT
     if all(each.laterality and each.laterality.value == other.value for each in structures):
         names = ", ".join(each.label for each in structures)
-        raise ScanError(Reason.WORKFLOW, f"{key}: not of the {side} side: {names}")
+        raise WorkflowError(keys, f"not of the {side} side: {names}")
 
 
 def _check_names(models: Sequence[str], relations: Relations) -> None:
@@ -264,50 +294,53 @@ def _check_names(models: Sequence[str], relations: Relations) -> None:
     ):
         for name in entries:
             if name in taken:
-                detail = f"{key}.{name}: a model or another result has this name"
-                raise ScanError(Reason.WORKFLOW, detail)
+                raise WorkflowError((key, name), "a model or another result has this name")
             taken.add(name)
+    sides: dict[tuple[str, str | None], str] = {}
     for name, result in relations.results.items():
         if result.model not in models:
-            detail = f"results.{name}.model: {did_you_mean(result.model, models)}"
-            raise ScanError(Reason.WORKFLOW, detail)
+            raise WorkflowError(("results", name, "model"), did_you_mean(result.model, models))
+        before = sides.setdefault((result.model, result.side), name)
+        if result.side is not None and before != name:
+            problem = f"the result {before} is this side of {result.model} already"
+            raise WorkflowError(("results", name, "side"), problem)
     members: set[str] = {result.model for result in relations.results.values()}
     for name, ensemble in relations.ensembles.items():
-        for model in ensemble:
+        for n, model in enumerate(ensemble):
             if model not in models:
-                detail = f"ensembles.{name}: {did_you_mean(model, models)}"
-                raise ScanError(Reason.WORKFLOW, detail)
+                raise WorkflowError(("ensembles", name, n), did_you_mean(model, models))
             if model in members:
-                detail = f"ensembles.{name}: {model} has another result already"
-                raise ScanError(Reason.WORKFLOW, detail)
+                raise WorkflowError(("ensembles", name, n), f"{model} has another result already")
             members.add(model)
 
 
 def _check_reference(
-    key: str, needed: StructuresOf, structures: Mapping[str, Sequence[Structure]]
+    keys: tuple[str | int, ...],
+    needed: StructuresOf,
+    structures: Mapping[str, Sequence[Structure]],
 ) -> None:
     """Refuse a reference to an unknown model, or to structures that it does not have."""
     if needed.model not in structures:
-        raise ScanError(Reason.WORKFLOW, f"{key}: {did_you_mean(needed.model, structures)}")
+        raise WorkflowError((*keys, "model"), did_you_mean(needed.model, structures))
     labels = [structure.label for structure in structures[needed.model]]
-    for label in needed.structures:
+    for n, label in enumerate(needed.structures):
         if label not in labels:
-            detail = f"{needed.model} has no {label}; {did_you_mean(label, labels)}"
-            raise ScanError(Reason.WORKFLOW, f"{key}: {detail}")
+            problem = f"{needed.model} has no {label}; {did_you_mean(label, labels)}"
+            raise WorkflowError((*keys, "structures", n), problem)
 
 
 def _check_ensemble(name: str, cards: Sequence[ModelCard]) -> None:
     """Refuse to average scores that do not mean the same."""
     first, *further = cards
-    for card in further:
+    for n, card in enumerate(further, 1):
         ours = _comparable(first)
         for subject, theirs in _comparable(card).items():
             if ours[subject] != theirs:
-                detail = f"{first.name} and {card.name} differ in their {subject}"
-                raise ScanError(Reason.WORKFLOW, f"ensembles.{name}: {detail}")
+                problem = f"{first.name} and {card.name} differ in their {subject}"
+                raise WorkflowError(("ensembles", name, n), problem)
     if first.parts or first.stage:
-        detail = f"{first.name} consists of several models itself"
-        raise ScanError(Reason.WORKFLOW, f"ensembles.{name}: {detail}")
+        problem = f"{first.name} consists of several models itself"
+        raise WorkflowError(("ensembles", name, 0), problem)
 
 
 def _comparable(card: ModelCard) -> dict[str, Hashable]:

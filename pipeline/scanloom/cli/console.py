@@ -34,6 +34,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     from scanloom.core import CaseRecord, Reason, ScanError
@@ -231,6 +232,7 @@ def console(*, stderr: bool = False) -> Console:
     """Return a rich console; if the stream is not a terminal, lines end without spaces."""
     from rich.console import Console
     from rich.segment import Segment
+    from rich.table import Table
 
     class Clean(Console):
         """Escapes control characters in all text, including text inside renderables."""
@@ -245,6 +247,9 @@ def console(*, stderr: bool = False) -> Console:
         def print(self, *objects: Any, **options: Any) -> None:
             # a sentence is broken by the terminal alone, so that its paths can be copied
             options.setdefault("soft_wrap", all(isinstance(each, str) for each in objects))
+            objects = tuple(
+                fitted(each, self.width) if isinstance(each, Table) else each for each in objects
+            )
             if self.is_terminal:
                 super().print(*objects, **options)
                 return
@@ -256,6 +261,50 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDTH
     return Clean(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+_BETWEEN = 3
+"""Most characters of a table between two columns."""
+
+
+def fitted(table: Table, width: int) -> Table:
+    """Return a table for a screen: its cells are broken at spaces, and none is cut.
+
+    Where the longest words do not fit beside each other, each row becomes a list of its cells with
+    their titles. Words longer than the screen are broken.
+    """
+    from rich.table import Column, Table
+
+    rows = [[str(cell) for cell in row] for row in zip(*(c.cells for c in table.columns))]  # noqa: B905
+    titles = [str(c.header) if table.show_header else "" for c in table.columns]
+    columns = [*zip(titles, *rows)]  # noqa: B905
+    longest = [max(map(len, cells), default=0) for cells in columns]
+    words = [
+        most if column.no_wrap else max((len(w) for text in cells for w in text.split()), default=0)
+        for column, cells, most in zip(table.columns, columns, longest, strict=True)
+    ]
+    spare = width - _BETWEEN * len(columns) - sum(words)
+    for column in table.columns:
+        column.overflow = "fold"
+    if sum(longest) - sum(words) <= spare:
+        return table
+    if spare >= 0:
+        wanted = sum(longest) - sum(words)
+        for column, most, word in zip(table.columns, longest, words, strict=True):
+            column.width = word + spare * (most - word) // wanted
+        return table
+    if not table.show_header:
+        for column in table.columns[:-1]:
+            column.no_wrap = True
+        return table
+    listed = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    for n, row in enumerate(rows):
+        if n:
+            listed.add_row()
+        for title, cell in zip(titles, row, strict=True):
+            if cell:
+                listed.add_row(title, cell)
+    return listed
 
 
 def clean(text: str) -> str:

@@ -42,13 +42,8 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
     if swapped and not _names_workflow(Path(name), known):
         detail = f"{name!r} is not a workflow, but {swapped[0]!r} is: swap them"
         raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{detail}, the workflow comes first")
-    if is_file:
-        try:
-            return read_workflow(Path(name))
-        except ScanError as error:
-            raise error.about(name) from None
-    if name in known:
-        return read_workflow(known[name])
+    if is_file or name in known:
+        return read_workflow(Path(name) if is_file else known[name])
     if not is_folder and _names_workflow(Path(name), known):
         raise ScanError(Reason.WORKFLOW_UNKNOWN, "this file does not exist", name)
     problem = "a folder is not a workflow" if is_folder else f"there is no workflow {name!r}"

@@ -1,7 +1,7 @@
 """Data types of the domain; NumPy only, no file access."""
 
 from scanloom.core.case import DICOM, Case, CaseRecord, Series, SeriesChoice
-from scanloom.core.errors import ScanError
+from scanloom.core.errors import ScanError, WorkflowError
 from scanloom.core.grid import Grid
 from scanloom.core.measurement import Measurement
 from scanloom.core.paths import (
@@ -46,6 +46,7 @@ __all__ = [
     "StepTimer",
     "Structure",
     "Volume",
+    "WorkflowError",
     "blame",
     "counted",
     "did_you_mean",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from scanloom.core.reasons import Reason
 from scanloom.options import walk_options
@@ -57,6 +58,28 @@ class ScanError(Exception):
         """Return the same error with the path or series that it is about, unless it has one."""
         return self if self.private else ScanError(self.reason, self.detail, private)
 
-    def __reduce__(self) -> tuple[type[ScanError], tuple[Reason, str, str]]:
+    def __reduce__(self) -> tuple[type[ScanError], tuple[Any, ...]]:
         """Support pickling, so that a worker process can return the error."""
         return type(self), (self.reason, self.detail, self.private)
+
+
+class WorkflowError(ScanError):
+    """A mistake at a key of a workflow: WORKFLOW.
+
+    Parameters
+    ----------
+    keys : tuple of str or int
+        The key, after those that it is in; for an entry of a list, its position.
+    problem : str
+        What is wrong there, in scanloom's own text.
+    """
+
+    def __init__(self, keys: tuple[str | int, ...], problem: str) -> None:
+        names = ".".join(key for key in keys if isinstance(key, str))
+        super().__init__(Reason.WORKFLOW, f"{names}: {problem}")
+        self.keys = keys
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[ScanError], tuple[Any, ...]]:
+        """Support pickling."""
+        return type(self), (self.keys, self.problem)

@@ -50,7 +50,7 @@ from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.selection import Scope
+from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import case_id, key_fingerprint
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.sample import Estimate, FolderSample
@@ -634,6 +634,7 @@ def _checked(
 ) -> tuple[Request, bytes]:
     """Return the request of a plan and the key of its ids; refuse what no case can run with."""
     request = Request.of(workflow)
+    check_channels(workflow, request.cards)
     check_networks(request.requested)
     check_paths(paths, out)
     return request, load_key_of(out, key_file)

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_assumed_modality, check_modalities
-from scanloom.cards.graph import graph_of, needed_parts, running_order
+from scanloom.cards.graph import Node, graph_of, needed_parts, running_order
 from scanloom.cards.requested import requested_card
 from scanloom.convert.store import find_model
 from scanloom.core import (
@@ -93,9 +93,15 @@ class Request:
             library is missing.
         """
         check_packages(workflow.output_options)
-        cards = unique_cards([find_model(name) for name in workflow.models])
-        check_structures(cards, workflow.output_options, workflow.relations)
-        return cls(workflow, cards)
+        cards = []
+        for n, name in enumerate(workflow.models):
+            with workflow.naming_lines("models", n):
+                cards.append(find_model(name))
+        with workflow.naming_lines("models"):
+            unique = unique_cards(cards)
+        with workflow.naming_lines("outputs", "structures"):
+            check_structures(unique, workflow.output_options, workflow.relations)
+        return cls(workflow, unique)
 
     @cached_property
     def requested(self) -> tuple[ModelCard, ...]:
@@ -448,7 +454,7 @@ def estimate_case(
     placement : Placement, optional
         Device and precision of the networks; by default, the smallest plan on a CPU.
     relations : Relations, optional
-        Relations between the models; a model counts as if it saw the whole scan.
+        Relations between the models; a model sees the largest crop that its card does not refuse.
     """
     from scanloom.inference import memory  # torch comes in here
 
@@ -463,7 +469,10 @@ def estimate_case(
     nodes = graph_of([card.name for card in reduced], relations)
     groups = sharing_groups(nodes, reduced)
     ordered = running_order(nodes, groups)
-    first_of = {groups[node.name]: reduced[node.members[0]] for node in reversed(ordered)}
+    seen = {node.name: _largest_view(node, grid, reduced) for node in ordered}
+    first_of = {
+        groups[node.name]: (reduced[node.members[0]], seen[node.name]) for node in reversed(ordered)
+    }
     held = 0  # label maps of the previous models
     for n, node in enumerate(ordered):
         before, after = (
@@ -471,14 +480,15 @@ def estimate_case(
         )
         need = memory.estimate_prediction(
             [reduced[member] for member in node.members],
-            grid,
+            seen[node.name],
             stored,
             placement,
             [first_of[group] for group in before & after],
             uncertainty=uncertainty,
         )
+        crop = 0 if node.crop is None else math.prod(seen[node.name].shape) * stored
         for step, count in need.host.items():
-            host[step] = max(host.get(step, 0), scan + held + count)
+            host[step] = max(host.get(step, 0), scan + held + crop + count)
         for step, count in need.device.items():
             device[step] = max(device.get(step, 0), count)
         first = reduced[node.members[0]]
@@ -490,8 +500,29 @@ def estimate_case(
     host["measure"] = scan + held + MEASUREMENT_BYTES
     host["write"] = scan + held + estimate_writers(grid, cards, outputs)
     host["readback"] = host["write"]
-    values = sum(memory.window_values(card, grid) for card in reduced)
+    values = sum(
+        memory.window_values(reduced[member], seen[node.name])
+        for node in ordered
+        for member in node.members
+    )
     return memory.CaseEstimate(host, device, memory.base_bytes(cards), values, placement)
+
+
+def _largest_view(node: Node, grid: Grid, cards: Sequence[ModelCard]) -> Grid:
+    """Return the grid of the largest part of a scan that a node may see.
+
+    A crop around the structures of another model, with its margin, is as large as the scan, unless
+    a card of the node refuses that.
+    """
+    checks = [cards[member].checks for member in node.members]
+    limits = [each.extent.high for each in checks if each.extent and "extent" in each.refuse]
+    if node.crop is None or not limits:
+        return grid
+    i, j, k = (
+        min(n, max(1, math.ceil(min(limits) / s)))
+        for n, s in zip(grid.shape, grid.spacing, strict=True)
+    )
+    return Grid((i, j, k), grid.affine)
 
 
 def placement_of(predictors: Sequence[Predictor]) -> Placement:

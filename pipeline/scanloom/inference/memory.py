@@ -278,7 +278,7 @@ def estimate_prediction(
     grid: Grid,
     stored: int,
     placement: Placement | None,
-    kept: Sequence[ModelCard] = (),
+    kept: Sequence[tuple[ModelCard, Grid]] = (),
     *,
     uncertainty: bool = False,
 ) -> MemoryEstimate:
@@ -289,14 +289,14 @@ def estimate_prediction(
     cards : sequence of ModelCard
         The model, or those of the ensemble.
     grid : Grid
-        Grid of the scan.
+        Grid of the scan, or of the crop of it that they see.
     stored : int
         Bytes of its stored voxels, each.
     placement : Placement or None
         Device and precision; None for the smallest plan on a CPU.
-    kept : sequence of ModelCard
-        One of the models for each scan on a network grid that further models need: it stays on
-        the device. Not in the smallest plan.
+    kept : sequence of (ModelCard, Grid)
+        One of the models, and the grid that it sees, for each scan on a network grid that further
+        models need: it stays on the device. Not in the smallest plan.
     uncertainty : bool
         Whether maps of uncertainty are requested.
     """
@@ -304,8 +304,8 @@ def estimate_prediction(
     needs = [_estimate_placed(card, grid, stored, placement or Placement()) for card in cards]
     host = {step: sum(need.host[step] for need in needs) for step in needs[0].host}
     device = {step: sum(need.device[step] for need in needs) for step in needs[0].device}
-    images = [*kept, *([first] if further else [])] if placement else []
-    held = sum(network_image_bytes(card, plan_grid(grid, card.grid)) for card in images)
+    images = [*kept, *([(first, grid)] if further else [])] if placement else []
+    held = sum(network_image_bytes(card, plan_grid(seen, card.grid)) for card, seen in images)
     if uncertainty:
         seen = grid_for_parts(grid, first)
         held += sum(
@@ -486,8 +486,9 @@ def _cleaning(card: ModelCard, map_bytes: int) -> int:
 def window_values(card: ModelCard, grid: Grid) -> int:
     """Return the number of voxels that networks process for a scan.
 
-    Windows of air are included; a window counts once for each network and each flip. A crop to the
-    structures of another model, which is not known beforehand, is not taken into account.
+    Windows of air are included; a window counts once for each network and each flip. `grid` is that
+    of the scan or of a crop of it: the crop of a previous stage is not known beforehand, and not
+    taken into account.
     """
     values = 0
     for each in stages(card):

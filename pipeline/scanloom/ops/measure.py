@@ -14,10 +14,9 @@ from scanloom.core import (
     Flag,
     Layer,
     Measurement,
-    Reason,
-    ScanError,
     Segmentation,
     Volume,
+    WorkflowError,
     did_you_mean,
 )
 from scanloom.core.grid import Box
@@ -324,17 +323,17 @@ def resolve_shares(shares: Sequence[Share], known: Sequence[Name]) -> dict[Name,
 
     Raises
     ------
-    ScanError
-        WORKFLOW if a name is unknown or ambiguous, or a structure has two wholes.
+    WorkflowError
+        If a name is unknown or ambiguous, or a structure has two wholes.
     """
     wholes: dict[Name, tuple[Name, ...]] = {}
-    for share in shares:
-        whole = tuple(_resolve("shares", name, known) for name in share.of)
-        members = [_resolve("shares", name, known) for name in share.structures]
+    for n, share in enumerate(shares):
+        whole = _resolve_all(("shares", n, "of"), share.of, known)
+        members = _resolve_all(("shares", n, "structures"), share.structures, known)
         for member in members or [name for name in known if name not in whole]:
             if member in wholes:
-                detail = f"shares: {'/'.join(member)} is measured as a share twice"
-                raise ScanError(Reason.WORKFLOW, detail)
+                problem = f"{'/'.join(member)} is measured as a share twice"
+                raise WorkflowError(("shares", n), problem)
             wholes[member] = whole
     return wholes
 
@@ -350,19 +349,16 @@ def resolve_asymmetries(
 
     Raises
     ------
-    ScanError
-        WORKFLOW if a name is unknown or ambiguous, or a structure is named twice.
+    WorkflowError
+        If a name is unknown or ambiguous, or a structure is named twice.
     """
     sides_of: dict[Name, Sides] = {}
-    for each in asymmetries:
-        first, second = (
-            tuple(_resolve("asymmetries", name, known) for name in side)
-            for side in (each.left, each.right)
-        )
+    for n, each in enumerate(asymmetries):
+        first = _resolve_all(("asymmetries", n, "left"), each.left, known)
+        second = _resolve_all(("asymmetries", n, "right"), each.right, known)
         for member in (*first, *second):
             if member in sides_of or (*first, *second).count(member) > 1:
-                detail = f"asymmetries: {'/'.join(member)} is named twice"
-                raise ScanError(Reason.WORKFLOW, detail)
+                raise WorkflowError(("asymmetries", n), f"{'/'.join(member)} is named twice")
         sides_of |= dict.fromkeys((*first, *second), (first, second))
     return sides_of
 
@@ -412,13 +408,20 @@ def describe(whole: Sequence[Name]) -> str:
     return " + ".join("/".join(name) for name in whole)
 
 
-def _resolve(key: str, name: str, known: Sequence[Name]) -> Name:
+def _resolve_all(
+    keys: tuple[str | int, ...], names: Sequence[str], known: Sequence[Name]
+) -> tuple[Name, ...]:
+    """Return the structures of a list in a workflow, whose place there is `keys`."""
+    return tuple(_resolve((*keys, n), name, known) for n, name in enumerate(names))
+
+
+def _resolve(keys: tuple[str | int, ...], name: str, known: Sequence[Name]) -> Name:
     model, separator, label = name.rpartition("/")
     matches = [each for each in known if each[1] == label and (not separator or each[0] == model)]
     if not matches:
         labels = ["/".join(each) if separator else each[1] for each in known]
-        raise ScanError(Reason.WORKFLOW, f"{key}: {did_you_mean(name, dict.fromkeys(labels))}")
+        raise WorkflowError(keys, did_you_mean(name, dict.fromkeys(labels)))
     if len(matches) > 1:
         expected = " or ".join("/".join(each) for each in matches)
-        raise ScanError(Reason.WORKFLOW, f"{key}: several results have {name}: {expected}")
+        raise WorkflowError(keys, f"several results have {name}: {expected}")
     return matches[0]

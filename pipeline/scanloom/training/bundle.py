@@ -26,6 +26,7 @@ def write_bundle(
     cases: Mapping[Split, Sequence[Mapping[str, str]]],
     root: Path,
     folder: Path,
+    content: str = "",
 ) -> None:
     """Write the configs of a bundle.
 
@@ -39,6 +40,8 @@ def write_bundle(
         Folder of the data.
     folder : Path
         The bundle; files that it has are replaced.
+    content : str
+        SHA-256 of the data, if it is known; it stands in the list of the cases.
     """
     configs = folder / "configs"
     configs.mkdir(parents=True, exist_ok=True)
@@ -48,7 +51,7 @@ def write_bundle(
         "evaluate.json": evaluate_config(),
         "inference.json": inference_config(recipe),
         "metadata.json": metadata(recipe),
-        "datalist.json": dict(cases),
+        "datalist.json": {**cases, **({"content": content} if content else {})},
     }
     for name, document in documents.items():
         text = json.dumps(document, indent=4) + "\n"
@@ -719,7 +722,9 @@ def metadata(recipe: TrainingRecipe) -> Json:
             },
         },
         "scanloom": {
-            "limitations": list(recipe.limitations),
+            "limitations": [
+                each if isinstance(each, str) else each.model_dump() for each in recipe.limitations
+            ],
             "license": recipe.license,
             "attribution": recipe.attribution,
             "precisions": ["float32"],  # labels of others were not compared

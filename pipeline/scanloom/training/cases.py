@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -56,7 +57,8 @@ class LeftOut:
 
 def _name(file: Path) -> str:
     suffix = next((s for s in VOLUME_SUFFIXES if file.name.lower().endswith(s)), "")
-    return file.name[: len(file.name) - len(suffix)]
+    # macOS writes an umlaut as two characters
+    return unicodedata.normalize("NFC", file.name[: len(file.name) - len(suffix)])
 
 
 def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair]]:
@@ -99,7 +101,7 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
     folds = {pair.fold for pair in pairs["training"] + pairs["validation"]} - {None}
     if folds:
         _take_fold(pairs, data, fold)
-    # by the hash of its name a case keeps its part when others are added, whoever lists them
+    # in the order of hashes: the same parts for the same names, in whatever order they are listed
     ranked = sorted(pairs["training"], key=lambda pair: hashlib.sha256(pair.name.encode()).digest())
     pairs["testing"] += ranked[: data.hold_out]
     ranked = ranked[data.hold_out :]
@@ -137,14 +139,22 @@ def _take_fold(pairs: dict[Split, list[Pair]], data: Data, fold: int) -> None:
 
 def _in_folders(images: Path, labels: Path) -> list[Pair]:
     """Return the images that have a label map of the same name, with any suffix."""
-    files = [_volumes(folder) for folder in (images, labels)]
     # nnU-Net numbers the channels of images
-    named = {_name(file).removesuffix("_0000"): file for file in files[0]}
-    by_name = {_name(file): file for file in files[1]}
+    named = _by_name(images, lambda file: _name(file).removesuffix("_0000"))
+    by_name = _by_name(labels, _name)
     both = sorted(set(named) & set(by_name))
     if not both:
         raise ScanError(Reason.TRAINING_DATA, "no image has a label map of the same file name")
     return [Pair(named[name], by_name[name]) for name in both]
+
+
+def _by_name(folder: Path, name_of: Callable[[Path], str]) -> dict[str, Path]:
+    """Return the volumes of a folder by the names of their cases, which must be different."""
+    files = _volumes(folder)
+    named = {name_of(file): file for file in files}
+    if len(named) < len(files):
+        raise ScanError(Reason.TRAINING_DATA, "two files of a folder have the name of one case")
+    return named
 
 
 def _volumes(folder: Path) -> list[Path]:
@@ -205,8 +215,8 @@ def check_cases(
     recipe: TrainingRecipe,
     pairs: Sequence[Pair],
     progress: Callable[[], object] = lambda: None,
-) -> tuple[list[Pair], list[LeftOut]]:
-    """Read all cases, and return those to train on and those to leave out.
+) -> tuple[dict[Pair, Checked], list[LeftOut]]:
+    """Read all cases, and return what is known of those to train on, and those to leave out.
 
     Left out are unreadable files, a label map on another grid than its image, numbers that no
     structure has, images of one value, and cases far from the rest in spacing, extent, and size
@@ -221,7 +231,7 @@ def check_cases(
     progress : function
         Called after each case.
     """
-    good: list[tuple[Pair, dict[str, float]]] = []
+    good: list[tuple[Pair, Checked]] = []
     left_out: list[LeftOut] = []
     for pair in pairs:
         result = _examine(recipe, pair)
@@ -230,15 +240,33 @@ def check_cases(
         else:
             good.append((pair, result))
         progress()
-    far = far_from_rest([features for _, features in good])
+    far = far_from_rest([checked.features for _, checked in good])
     left_out += [
         LeftOut(good[n][0].name, f"far from the rest in {feature}") for n, feature in far.items()
     ]
-    return [pair for n, (pair, _) in enumerate(good) if n not in far], left_out
+    return {pair: checked for n, (pair, checked) in enumerate(good) if n not in far}, left_out
 
 
-def _examine(recipe: TrainingRecipe, pair: Pair) -> str | dict[str, float]:
-    """Return the problem of a case, or its features."""
+class Checked(NamedTuple):
+    """What the check knows of a case.
+
+    Parameters
+    ----------
+    features : dict
+        Numbers that are alike in all cases; sizes as logarithms.
+    structures : frozenset of str
+        Labels of the structures that it has.
+    sha256 : str
+        Of its voxels and grids.
+    """
+
+    features: dict[str, float]
+    structures: frozenset[str]
+    sha256: str
+
+
+def _examine(recipe: TrainingRecipe, pair: Pair) -> str | Checked:
+    """Return the problem of a case, or what is known of it."""
     volumes = {}
     for kind, file in (("label map", pair.label), ("image", pair.image)):
         if file is None:
@@ -264,7 +292,14 @@ def _examine(recipe: TrainingRecipe, pair: Pair) -> str | dict[str, float]:
             return "the image has one value only"
     elif not any(numbers):
         return "the label map is empty"
-    return _features(recipe, image, label, dict(zip(numbers.tolist(), counts, strict=True)))
+    features = _features(recipe, image, label, dict(zip(numbers.tolist(), counts, strict=True)))
+    present = {s.label for s in recipe.structures if not {*s.values}.isdisjoint(numbers.tolist())}
+    content = hashlib.sha256()
+    for _, volume in sorted(volumes.items()):
+        content.update(f"{volume.array.dtype} {volume.grid.shape}".encode())
+        content.update(volume.grid.affine.tobytes())
+        content.update(np.ascontiguousarray(volume.array).data)
+    return Checked(features, frozenset(present), content.hexdigest())
 
 
 def _features(

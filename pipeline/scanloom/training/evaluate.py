@@ -158,8 +158,10 @@ class Evaluation:
 
     @property
     def patients(self) -> int:
-        """Number of patients whose cases were compared."""
-        return len({row.patient for row in self.rows})
+        """Number of patients whose cases were compared; with two sides, on both of them."""
+        of_side = [{r.reference for r in self.rows if r.side == side} for side in self.sides]
+        shared = set.intersection(*of_side)
+        return len({row.patient for row in self.rows if row.reference in shared})
 
     @cached_property
     def agreements(self) -> Mapping[tuple[Side, str], Sequence[Agreement]]:
@@ -652,7 +654,9 @@ def _differences(rows: Sequence[Row], structures: Sequence[str]) -> tuple[Figure
         side: {(r.reference, r.structure): r for r in rows if r.side == side}
         for side in ("first", "second")
     }
-    patients = {r.reference: r.patient for r in reversed(rows)}
+    shared = set.intersection(*({name for name, _ in rows_of} for rows_of in sides.values()))
+    # drawing patients without a pair too would make the interval one of fewer pairs
+    patients = {r.reference: r.patient for r in reversed(rows) if r.reference in shared}
     differences = []
     for figure in COMPARED:
         table = np.full((len(patients), len(structures)), np.nan)

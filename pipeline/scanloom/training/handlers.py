@@ -79,6 +79,10 @@ COLORS: Final = ((255, 190, 60), (70, 180, 255), (120, 220, 120), (240, 110, 200
 """Colours of outlines, by structure; white where the reference is."""
 
 
+class LossNotFiniteError(ArithmeticError):
+    """The loss is NaN or infinite: so are the weights, and no further step changes that."""
+
+
 class TrainingRecord:
     """Handler that prints progress, and keeps table, curves and a picture in a folder.
 
@@ -137,6 +141,8 @@ class TrainingRecord:
         # once in an epoch: here the host waits for all steps of a device, the clock after it
         total = float(idist.all_reduce(self.total, "SUM"))
         self.loss, self.total = total / steps / idist.get_world_size(), None
+        if not math.isfinite(self.loss):  # before a checkpoint: the last good one stays
+            raise LossNotFiniteError(f"epoch {engine.state.epoch}: use a lower learning rate")
         self.stepped = time.monotonic()
 
     def _begin_validation(self, _: Any) -> None:

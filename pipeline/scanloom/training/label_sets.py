@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
         read; KEY_MISMATCH and other errors of the key.
     """
     if path.is_file():
-        return LabelSet((_file_labels(path, stem(path.name)),), is_file=True)
+        return LabelSet((_file_labels(path, case_name(path.name)),), is_file=True)
     if not path.is_dir():
         raise ScanError(Reason.NOT_FOUND, "this path does not exist", str(path))
     if (path / "cases").is_dir():
@@ -148,10 +149,15 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
     return LabelSet(tuple(sorted(cases, key=lambda case: case.name)))
 
 
-def stem(name: str) -> str:
+def _stem(name: str) -> str:
     """Return the name of a file without the suffix of its format."""
     suffix = next((s for s in _SUFFIXES if name.lower().endswith(s)), "")
     return name[: len(name) - len(suffix)]
+
+
+def case_name(file: str) -> str:
+    """Return the name of a file's case: macOS writes an umlaut as two characters."""
+    return unicodedata.normalize("NFC", _stem(file))
 
 
 def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
@@ -180,7 +186,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         if record is not None:
             source = Path(record.path)
             # nnU-Net numbers the channels of images; files of one name have folders of their own
-            names += [record.id, stem(source.name).removesuffix("_0000"), source.parent.name]
+            names += [record.id, case_name(source.name).removesuffix("_0000"), source.parent.name]
             patient = named_patient(record)
         result = latest_result(out, folder.name) if corrected else folder
         cases.append(
@@ -307,7 +313,7 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
     return [
         _file_labels(file, name, names, scans.get(name), patients.get(name, ""))
         for file in _files(folder)
-        for name in [stem(file.name)]
+        for name in [case_name(file.name)]
     ]
 
 
@@ -321,7 +327,7 @@ def _patients(folder: Path) -> dict[str, str]:
 
 def _case_names(files: Sequence[Path]) -> list[str]:
     """Return the names of files; if some are equal, those of their folders."""
-    names = [stem(file.name) for file in files]
+    names = [case_name(file.name) for file in files]
     return names if len(set(names)) == len(names) else [file.parent.name for file in files]
 
 
@@ -339,7 +345,7 @@ def _scans(folder: Path) -> dict[str, Path]:
     """Return the images of a dataset by the names of their label maps; the first channel counts."""
     scans: dict[str, Path] = {}
     for file in _files(folder):
-        scans.setdefault(stem(file.name).removesuffix("_0000"), file)
+        scans.setdefault(case_name(file.name).removesuffix("_0000"), file)
     return scans
 
 
@@ -414,7 +420,7 @@ def unique_names(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
 def _names_beside(path: Path) -> Names | None:
     """Return the structures in the JSON beside a file: its own, or `segments.json` of its case."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # none, or of another program
-        document = read_json(path.with_name(f"{stem(path.name)}.json"))
+        document = read_json(path.with_name(f"{_stem(path.name)}.json"))
         return _numbers(document["structures"])
     with suppress(OSError, ValueError, LookupError, TypeError):
         files = {entry["file"]: entry for entry in read_json(path.with_name(SEGMENTS))["files"]}

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scanloom.convert.monai.metadata import CheckFields, CodeFields
+from scanloom.cards.codes import SIDES, coding
+from scanloom.convert.monai.metadata import CheckFields, CodeFields, LimitationFields
 from scanloom.core import Reason
-from scanloom.engine.workflow.schema import Section, WordList, read_page
+from scanloom.engine.workflow.schema import Page, Section, listed, read_page
 from scanloom.options import Modality
 
 MAX_DRAWN = 255
@@ -87,6 +88,14 @@ class TrainedStructure(Section, frozen=True):
     weight: Positive = Field(
         default=1.0, description="Weight in the loss: above 1 for small ones among many"
     )
+
+    @property
+    def sided(self) -> bool:
+        """Whether it lies on one side of the body, by its code, or else by its name."""
+        if self.laterality is not None:
+            return self.laterality.value in SIDES
+        side = None if self.type else coding(self.label).laterality  # as the card's
+        return side is not None and side.value in SIDES
 
 
 class Augmentation(Section, frozen=True):
@@ -187,7 +196,7 @@ class Schedule(Section, frozen=True):
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of everything random")
 
 
-class TrainingRecipe(Section, frozen=True):
+class TrainingRecipe(Page, frozen=True):
     """A training: data, grid, network, augmentation and steps; what a bundle says of itself."""
 
     name: Slug = Field(description="A slug, the model's name")
@@ -198,7 +207,9 @@ class TrainingRecipe(Section, frozen=True):
     authors: str = Field(default="", description="Who trained it")
     license: str = Field(default="unknown", description="Licence of the weights, SPDX")
     attribution: str = Field(default="", description="Origin of the data")
-    limitations: WordList = Field(default=(), description="Sentences about known limits")
+    limitations: Annotated[tuple[str | LimitationFields, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Known errors: sentences, or `text` with `where` to expect it"
+    )
     checks: CheckFields = Field(default=CheckFields(), description=CheckFields.__doc__)
     modality: Modality = Field(description="Modality of the scans")
     data: Data = Field(description=Data.__doc__)
@@ -233,6 +244,13 @@ class TrainingRecipe(Section, frozen=True):
             raise ValueError(f"sides of structures, which {sorted(unknown)[0]} is not")
         if len(set(sides)) < len(sides):  # not all of them would change places
             raise ValueError("sides with each structure once")
+        if "left-right" in self.augmentation.mirror:
+            # a left one in a mirrored case lies on the right: the network would mix them up
+            lone = [
+                each.label for each in self.structures if each.sided and each.label not in sides
+            ]
+            if lone:
+                raise ValueError(f"sides of all left and right structures to mirror, {lone[0]} too")
         if not isinstance(self.intensity, str) and not self.intensity[0] < self.intensity[1]:
             raise ValueError("an intensity range with the lower value first")
         ranges = {name: getattr(self.checks, name) for name in ("low", "high", "spacing", "extent")}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import hashlib
+import json
 import math
 import re
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,6 +37,8 @@ from scanloom.training.recipe import TrainingRecipe
 
 COMPARED: Final = ("train.json", "datalist.json")
 """Configs that must be equal for a training to go on: weights of another one would be mixed in."""
+LOCK: Final = ".lock"
+"""The file that a training holds a lock of."""
 MEASURED_STEPS: Final = 10
 """Steps of a measurement, after as many that don't count: libraries choose kernels in the first
 ones. They are one epoch, since the first step of an epoch takes longer than the others."""
@@ -51,11 +56,14 @@ class Prepared:
         Cases to use, by their part in the training.
     left_out : sequence of LeftOut
         Cases with problems.
+    content : str
+        SHA-256 of all that is trained on: voxels and grids of the cases, weights to start from.
     """
 
     recipe: TrainingRecipe
     cases: dict[Split, list[Pair]]
     left_out: list[LeftOut]
+    content: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,14 +120,17 @@ def prepare(
     Raises
     ------
     ScanError
-        TRAINING_DATA, as `find_cases`, or if all cases for training are left out; RECIPE if
-        there are no weights to start from, or of another network.
+        TRAINING_DATA, as `find_cases`, or if all cases for training are left out, or none of
+        them has one of the structures; RECIPE if there are no weights to start from, or of another
+        network.
     """
+    content = hashlib.sha256()
     if recipe.network.start is not None:
         start = folder / recipe.network.start
         if not start.is_file():
             raise ScanError(Reason.RECIPE, "there is no file of weights to start from")
         _check_start(recipe, start)
+        content.update(start.read_bytes())
         network = recipe.network.model_copy(update={"start": str(start.absolute())})
         recipe = recipe.model_copy(update={"network": network})
     cases = find_cases(recipe.data, folder, fold)
@@ -132,13 +143,18 @@ def prepare(
         progress(done, len(pairs))
 
     good, left_out = check_cases(recipe, pairs, count)
-    kept = set(good)
-    used = {split: [pair for pair in cases[split] if pair in kept] for split in SPLITS}
+    used = {split: [pair for pair in cases[split] if pair in good] for split in SPLITS}
     if not used["training"]:
         first = left_out[0]
         detail = f"no case can be trained on; the first of {len(left_out)}: {first.problem}"
         raise ScanError(Reason.TRAINING_DATA, detail)
-    return Prepared(recipe, used, left_out)
+    seen = frozenset[str]().union(*(good[pair].structures for pair in used["training"]))
+    if unseen := [each.label for each in recipe.structures if each.label not in seen]:
+        detail = f"no case for training has the structure {unseen[0]}"
+        raise ScanError(Reason.TRAINING_DATA, detail)
+    for pair in (*used["training"], *used["validation"]):
+        content.update(good[pair].sha256.encode())
+    return Prepared(recipe, used, left_out, content.hexdigest())
 
 
 def _check_start(recipe: TrainingRecipe, path: Path) -> None:
@@ -169,7 +185,7 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
     try:
         if bundle.exists() and any(bundle.iterdir()):
             _refuse_another(prepared, bundle, root, pairs)
-        write_bundle(prepared.recipe, pairs, root, bundle)
+        write_bundle(prepared.recipe, pairs, root, bundle, prepared.content)
         (bundle / "docs").mkdir(exist_ok=True)
         document = cases_document(prepared.cases, prepared.left_out)
         atomic_write(bundle / "docs" / "data.json", lambda file: write_json(file, document))
@@ -186,10 +202,24 @@ def _refuse_another(
     with tempfile.TemporaryDirectory() as scratch:
         write_bundle(prepared.recipe, pairs, root, Path(scratch))
         for name in COMPARED:
-            new, old = (folder / "configs" / name for folder in (Path(scratch), bundle))
-            if not old.is_file() or new.read_bytes() != old.read_bytes():
+            new, old = (_config(folder, name) for folder in (Path(scratch), bundle))
+            # a bundle of an earlier version does not know the content of its files
+            content = None if old is None else old.pop("content", prepared.content)
+            if old != new:
                 detail = "the folder holds the bundle of another recipe, data or version"
                 raise ScanError(Reason.RECIPE, detail)
+            if content != prepared.content:
+                detail = "images, label maps or weights to start from are not those of this bundle"
+                raise ScanError(Reason.RECIPE, f"{detail} any more: train into another folder")
+
+
+def _config(bundle: Path, name: str) -> dict[str, object] | None:
+    """Return a config of a bundle, None if it is not there or damaged."""
+    try:
+        document = json.loads((bundle / "configs" / name).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def run_training(
@@ -209,8 +239,23 @@ def run_training(
     Raises
     ------
     ScanError
-        TRAINING if the command fails.
+        LOCKED if another process trains the bundle; TRAINING if the command fails.
     """
+    # two processes would write, and remove, each other's checkpoints
+    with (bundle / LOCK).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            detail = "another training of this bundle is running"
+            raise ScanError(Reason.LOCKED, detail) from exc
+        except OSError:  # a file system without locks
+            pass
+        _run_training(bundle, report, overrides)
+
+
+def _run_training(
+    bundle: Path, report: Callable[[str], object], overrides: Mapping[str, object]
+) -> None:
     from scanloom.engine.worker.child_main import die_with_parent
 
     # large arrays are not given back to the system after each step: a quarter of a step on a CPU

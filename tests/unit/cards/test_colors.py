@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,36 @@ def test_left_and_right_have_one_hue() -> None:
     angles = [np.degrees(np.arctan2(b, a)) for a, b in hues]
     assert angles[0] == pytest.approx(angles[1], abs=4)
     assert difference(shown[1], shown[2]) > 8
+
+
+def test_pairs_of_one_code_keep_their_hues_and_stand_apart() -> None:
+    """As the two parts of both hippocampi do, whose code is that of the whole."""
+    parts = [codes.coded_structure(f"{p}_hippocampus", 1, "Hippocampus") for p in ("front", "back")]
+    sided = [codes.sided(part, side) for side in ("left", "right") for part in parts]
+    structures = [replace(s, number=n) for n, s in enumerate(sided, start=1)]
+
+    shown = codes.display_colors(structures)
+
+    for left_side, right in ((1, 3), (2, 4)):
+        assert shown[right] == tuple(round(c * codes.RIGHT_SHADE) for c in shown[left_side])
+    for one, other in itertools.product((1, 3), (2, 4)):
+        seen = shown[one], shown[other]
+        assert min(difference(*seen), difference(*map(deutan, seen))) >= 20
+
+
+def test_pairs_that_the_table_lacks_have_one_hue() -> None:
+    """Whichever side comes first."""
+    for names in (("masseter_right", "masseter_left"), ("sartorius_left", "sartorius_right")):
+        structures = of_nnunet("liver", *names)
+        shown = codes.display_colors(structures)
+        of_side = {s.laterality: shown[s.number] for s in structures}
+        assert of_side[RIGHT] == tuple(round(c * codes.RIGHT_SHADE) for c in of_side[LEFT])
+
+
+def test_sides_that_do_not_match_are_no_pairs() -> None:
+    labels = ("lobe_upper_left", "lobe_lower_left", "lobe_middle_right")
+    structures = [codes.coded_structure(label, n, label) for n, label in enumerate(labels, start=1)]
+    assert [len(pair) for pair in codes._pairs(structures)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("code", ["45653009", "78961009", "48535007"])

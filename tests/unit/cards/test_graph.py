@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.cards.card import ModelCard, Stage, Truncate
-from scanloom.cards.graph import graph_of, networks, stage_graph
+from scanloom.cards.card import UNCROPPED, Limitation, ModelCard, Stage, Truncate
+from scanloom.cards.graph import graph_of, known_errors, networks, stage_graph
+from scanloom.convert.store import find_model
 from scanloom.core import Relations
-from scanloom.core.relations import CropBy, StructuresOf
+from scanloom.core.relations import CropBy, ResultOf, StructuresOf
 from support import model_cards
 
 
@@ -68,3 +69,23 @@ def test_parts_are_single_networks(cards: list[ModelCard]) -> None:
         replace(fine, parts=(replace(rough, parts=(fine,)),))
     with pytest.raises(ValueError, match="single network has"):
         replace(fine, parts=(rough,), stage=Stage(rough, "channels"))
+
+
+def test_errors_of_whole_scans_are_not_those_of_a_crop(cards: list[ModelCard]) -> None:
+    texts = (Limitation("Children."), Limitation("Not for a whole head.", UNCROPPED))
+    rough, fine = cards[0], replace(cards[1], limitations=texts)
+    sides = {"l": ResultOf("fine", "left"), "r": ResultOf("fine", "right")}
+    one = Relations(results=sides, crop_by={"l": CropBy("rough")})
+    both = replace(one, crop_by={"l": CropBy("rough"), "r": CropBy("rough")})
+
+    for relations, texts_of_fine in (
+        (Relations(), ("Not for a whole head.", "Children.")),
+        (one, ("Not for a whole head.", "Children.")),
+        (both, ("Children.",)),
+    ):
+        assert known_errors([rough, fine], relations, ()) == {"rough": (), "fine": texts_of_fine}
+
+
+def test_the_hippocampus_is_for_boxes() -> None:
+    stated = find_model("hippocampus_mr").limitations_in(())
+    assert len(stated) == len(find_model("hippocampus_mr").limitations_in({UNCROPPED})) - 1

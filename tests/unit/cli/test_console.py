@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from scanloom.cli.console import OutputMode, console, error_boundary, print_resume_command
@@ -53,6 +54,33 @@ def test_a_pipe_gets_whole_lines_that_end_without_spaces(
     assert lines[0] == "time  0:00:01"
     assert 40 < max(map(len, lines)) <= 60
     assert " ".join(line[6:] for line in lines[1:]) == long
+
+
+def test_no_width_breaks_a_word_of_a_table_that_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles = ("model", "version", "format", "title")
+    row = ("hippocampus_mr", "0.1.0", "MONAI bundle", "Anterior and posterior hippocampus")
+    for width in (40, 50, 60, 80, 200):
+        table = Table(*titles, box=SIMPLE_HEAD, pad_edge=False)
+        table.add_row(*row)
+        monkeypatch.setenv("COLUMNS", str(width))
+        console().print(table)
+        shown = capsys.readouterr().out
+        assert max(map(len, shown.splitlines())) <= width
+        words = [word for text in (*titles, *row) for word in text.split()]
+        assert sorted(shown.replace("─", "").split()) == sorted(words), width
+
+
+def test_a_word_longer_than_the_screen_is_broken_and_not_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("sha256", "0123456789" * 6)
+    monkeypatch.setenv("COLUMNS", "40")
+    console().print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert "".join(line[8:] for line in lines) == "0123456789" * 6
 
 
 def test_json_has_the_same_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

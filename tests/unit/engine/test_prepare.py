@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanloom.cards.card import Argmax, Decision, Threshold
-from scanloom.core import Outputs, ReadOptions, Reason, ScanError, format_bytes
+from scanloom.cards.card import Argmax, Checks, Decision, ModelCard, Range, Threshold
+from scanloom.core import Outputs, ReadOptions, Reason, Relations, ScanError, format_bytes
+from scanloom.core.relations import CropBy, ResultOf
 from scanloom.engine.prepare import (
     MEASUREMENT_BYTES,
     OutputTarget,
@@ -19,6 +20,7 @@ from scanloom.engine.prepare import (
     prepare,
 )
 from scanloom.inference.geometry import plan_grid
+from scanloom.inference.memory import CaseEstimate
 from scanloom.inference.restore.restorers import ScoreRestorer
 from scanloom.io.output.published import ResultState
 from scanloom.options import Modality
@@ -82,6 +84,41 @@ def test_maps_of_uncertainty_are_counted(tmp_path: Path) -> None:
         estimate_case(grid, np.int16, [folds], Outputs(also=("masks",))).host["restore"]
         < (several.host["restore"])
     )
+
+
+def test_a_crop_counts_as_the_largest_that_its_model_does_not_refuse(tmp_path: Path) -> None:
+    weights = model_cards.small_weights(tmp_path)
+    finder, flagging = (model_cards.card(weights, name=name) for name in ("finder", "fine"))
+    flagging = replace(flagging, checks=Checks(extent=Range(5, 40)))
+    fine = replace(flagging, checks=replace(flagging.checks, refuse=("extent",)))
+    sides = {"l": ResultOf("fine", "left"), "r": ResultOf("fine", "right")}
+    once = Relations(crop_by={"fine": CropBy("finder", margin_mm=10)})
+    twice = Relations(results=sides, crop_by={name: CropBy("finder") for name in sides})
+    grid, box = model_cards.grid((100, 80, 60)), model_cards.grid((40, 40, 40))
+    of_scan, of_box = (estimate_case(each, np.int16, [finder]) for each in (grid, box))
+
+    def need(card: ModelCard, relations: Relations) -> CaseEstimate:
+        return estimate_case(grid, np.int16, [finder, card], None, None, relations)
+
+    assert of_box.values < of_scan.values
+    assert need(fine, once).values == of_scan.values + of_box.values
+    assert need(fine, twice).values == of_scan.values + 2 * of_box.values
+    assert need(flagging, once).values == 2 * of_scan.values
+    assert need(fine, once).host["network"] < need(flagging, once).host["network"]
+
+
+def test_a_crop_is_no_larger_than_the_scan(tmp_path: Path) -> None:
+    weights = model_cards.small_weights(tmp_path)
+    card = replace(
+        model_cards.card(weights, name="fine"),
+        checks=Checks(extent=Range(5, 400), refuse=("extent",)),
+    )
+    cards = [model_cards.card(weights, name="finder"), card]
+    cropped, whole = (
+        estimate_case(model_cards.grid((40, 30, 20)), np.int16, cards, relations=relations)
+        for relations in (Relations(crop_by={"fine": CropBy("finder")}), Relations())
+    )
+    assert cropped.values == whole.values
 
 
 def test_an_earlier_result_answers_although_the_scan_would_be_refused_today(

@@ -280,7 +280,7 @@ def test_a_side_that_was_not_searched_has_no_asymmetry() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "message"),
     [
-        ("x", "c", "asymmetries: expected one of a, b, c"),
+        ("x", "c", "asymmetries.left: expected one of a, b, c"),
         ("a", "a", "asymmetries: m/a is named twice"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -115,6 +116,14 @@ def test_cases_without_a_partner_or_on_another_grid_are_named_and_counted(tmp_pa
     assert all(name in page for name in reasons)
 
 
+def test_an_umlaut_of_two_characters_is_that_of_one(tmp_path: Path) -> None:
+    """As macOS names files."""
+    for folder, form in (("references", "NFC"), ("predictions", "NFD")):
+        save(tmp_path / folder / unicodedata.normalize(form, "Ümlaut.nii.gz"), two_boxes())
+    assert run(tmp_path, "predictions", "references").code == 0
+    assert {row["case"] for row in table(tmp_path)} == {"Ümlaut"}
+
+
 def test_axes_in_another_order_are_the_same_grid(tmp_path: Path) -> None:
     image = nib.Nifti1Image(two_boxes(), AFFINE)
     codes = nib.orientations.axcodes2ornt("SPR")
@@ -196,7 +205,9 @@ def test_a_case_without_any_structure_is_in_the_table(tmp_path: Path) -> None:
     for side, shift in (("references", 0), ("predictions", 1)):
         save(tmp_path / side / "empty.nii.gz", np.zeros(SHAPE, np.uint8))
         save(tmp_path / side / "full.nii.gz", two_boxes(shift))
-    assert run(tmp_path, "predictions", "references").code == 0
+    ended = run(tmp_path, "predictions", "references")
+    assert ended.code == 0
+    assert re.search(r"^1 +1 +0\.", ended.out, re.MULTILINE)  # the mean Dice is that of one case
     outcomes = {(r["case"], r["structure"]): r["outcome"] for r in table(tmp_path)}
     assert outcomes == {
         ("empty", "1"): "absent",
@@ -512,6 +523,7 @@ def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path
     assert ended.code == 1  # case 0 has no prediction in the better ones
     document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
     assert document["cases"] == {"first": 7, "second": 8}
+    assert document["patients"] == 7  # those that were drawn
     dice = [each for each in document["differences"] if each["figure"] == "dice"]
     assert [each["structure"] for each in dice] == ["1", "2", None]
     means = {

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -151,6 +152,70 @@ def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path
         write_training(prepare(recipe(), data), tmp_path / "full")
 
 
+def test_a_training_does_not_go_on_with_a_label_map_that_was_corrected(tmp_path: Path) -> None:
+    """Nor does one that has ended say that it was trained on the correction."""
+    from scanloom.training.train import prepare, write_training
+
+    data, bundle = write_data(tmp_path / "data"), tmp_path / "bundle"
+    prepared = prepare(recipe(), data)
+    write_training(prepared, bundle)
+    file = prepared.cases["training"][0].label
+    before = file.read_bytes()
+    array = np.asarray(nib.load(file).dataobj).copy()
+    nib.save(nib.Nifti1Image(array, np.eye(4)), file)  # the same voxels in another file
+    write_training(prepare(recipe(), data), bundle)
+    array[np.argwhere(array == 1)[0].tolist()] = 0
+    nib.save(nib.Nifti1Image(array, np.eye(4)), file)
+    with pytest.raises(ScanError, match=r"RECIPE.*label maps.*another folder"):
+        write_training(prepare(recipe(), data), bundle)
+    file.write_bytes(before)
+    listed = json.loads((bundle / "configs" / "datalist.json").read_text())
+    assert listed.pop("content")
+    (bundle / "configs" / "datalist.json").write_text(json.dumps(listed))  # of an earlier version
+    write_training(prepare(recipe(), data), bundle)
+
+
+def test_a_second_process_does_not_train_the_same_bundle(tmp_path: Path) -> None:
+    from scanloom.core.process import lock_file
+    from scanloom.training.train import LOCK, run_training
+
+    with (tmp_path / LOCK).open("wb") as holder:
+        assert lock_file(holder.fileno(), 0)
+        with pytest.raises(ScanError, match="LOCKED"):
+            run_training(tmp_path)
+
+
+def test_a_structure_that_no_case_has_is_refused(tmp_path: Path) -> None:
+    """As by a wrong number in the recipe: the model would never find it."""
+    from scanloom.training.train import prepare
+
+    data = write_data(tmp_path, 5)
+    structures = [{"label": name, "values": n} for n, name in enumerate(("near", "far", "gone"), 1)]
+    with pytest.raises(ScanError, match=r"TRAINING_DATA.*no case for training has .* gone"):
+        prepare(recipe(structures=structures), data)
+
+
+# torch's own, when Ignite imports it
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_ends_the_training_before_a_checkpoint(
+    tmp_path: Path, loss: float
+) -> None:
+    from ignite.engine import Engine, Events
+
+    from scanloom.training.handlers import LossNotFiniteError, TrainingRecord
+
+    losses = [1.0, 1.0, 1.0, loss]
+    saved: list[int] = []
+    trainer = Engine(lambda engine, _: {"loss": torch.tensor(losses[engine.state.iteration - 1])})
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: saved.append(trainer.state.epoch))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    TrainingRecord(str(tmp_path), 2, Engine(lambda *_: None), optimizer).attach(trainer)
+    with pytest.raises(LossNotFiniteError, match="epoch 2"):
+        trainer.run([0, 1], max_epochs=2)
+    assert saved == [1]
+
+
 @pytest.mark.slow
 def test_a_failure_is_told_without_its_text(trained: Path, tmp_path: Path) -> None:
     from scanloom.training.train import run_training
@@ -206,7 +271,40 @@ def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: st
     assert sum(map(len, prepared.cases.values())) == 13
 
 
-def test_parts_follow_names_and_other_cases_do_not_move_them(tmp_path: Path) -> None:
+def test_an_umlaut_of_two_characters_is_that_of_one(tmp_path: Path) -> None:
+    from scanloom.training.cases import find_cases
+
+    data = write_data(tmp_path, 3)
+    for folder, form in (("images", "NFC"), ("labels", "NFD")):
+        case = data / folder / "case_1.nii.gz"
+        case.rename(case.with_name(unicodedata.normalize(form, "Ümlaut.nii.gz")))
+    assert (
+        sum(
+            map(
+                len,
+                find_cases(
+                    recipe(data={"images": "images", "labels": "labels"}).data, data
+                ).values(),
+            )
+        )
+        == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("images", "case_1.nii"), ("images", "case_1_0000.nii.gz"), ("labels", "case_1.nii")],
+)
+def test_two_files_of_one_case_are_refused(tmp_path: Path, folder: str, name: str) -> None:
+    from scanloom.training.cases import find_cases
+
+    data = write_data(tmp_path, 3)
+    nib.save(nib.Nifti1Image(np.zeros(SHAPE, np.uint8), np.eye(4)), data / folder / name)
+    with pytest.raises(ScanError, match="two files of a folder"):
+        find_cases(recipe().data, data)
+
+
+def test_parts_follow_names_in_whatever_order_they_are_listed(tmp_path: Path) -> None:
     from scanloom.training.cases import find_cases
 
     data = write_data(tmp_path, 14)

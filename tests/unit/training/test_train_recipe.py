@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import ScanError
+from scanloom.training.bundle import metadata
 from scanloom.training.recipe import TrainingRecipe, read_recipe
 from support.real_scans import ROOT
 
@@ -19,6 +20,7 @@ structures: [{label: near, values: 1}, {label: far, values: [2, 3]}]
 spacing: [1, 1, 1]
 patch: [32, 32, 16]
 network: {filters: [4, 8, 16]}
+augmentation: {mirror: [left-right]}
 """
 
 
@@ -32,6 +34,44 @@ def test_a_page_is_read_and_a_single_value_is_a_list(tmp_path: Path) -> None:
     recipe = read_recipe(write(tmp_path, PAGE))
     assert [structure.values for structure in recipe.structures] == [(1,), (2, 3)]
     assert recipe.strides == ((1, 1, 1), (2, 2, 2), (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("structure", "axis", "valid"),
+    [
+        ({"label": "kidney_left"}, "left-right", False),
+        ({"label": "kidney_left"}, "anterior-posterior", True),
+        ({"label": "kidney"}, "left-right", True),
+        # the code decides, as in the card
+        (
+            {"label": "kidney", "laterality": {"value": "24028007", "meaning": "Right"}},
+            "left-right",
+            False,
+        ),
+        (
+            {"label": "left_over", "type": {"value": "64033007", "meaning": "Kidney"}},
+            "left-right",
+            True,
+        ),
+    ],
+)
+def test_a_structure_of_one_side_is_not_mirrored_alone(
+    structure: dict[str, object], axis: str, *, valid: bool
+) -> None:
+    import yaml
+
+    for name in {"laterality", "type"} & structure.keys():
+        structure = {**structure, name: {**structure[name], "scheme": "SCT"}}  # type: ignore[dict-item]
+    page = {
+        **yaml.safe_load(PAGE),
+        "structures": [{**structure, "values": 1}],
+        "augmentation": {"mirror": [axis]},
+    }
+    if valid:
+        TrainingRecipe.model_validate(page)
+        return
+    with pytest.raises(ValueError, match="sides of all left and right structures"):
+        TrainingRecipe.model_validate(page)
 
 
 def test_thick_slices_are_halved_later() -> None:
@@ -54,6 +94,9 @@ def test_thick_slices_are_halved_later() -> None:
         ("patch:", "sides: [[near, middle]]\npatch:", "middle is not"),
         ("patch:", "sides: [[near, far], [far, near]]\npatch:", "sides with each structure once"),
         ("patch:", "sides: [[near, near]]\npatch:", "sides with each structure once"),
+        ("near,", "near_left,", "sides of all left and right structures to mirror, near_left too"),
+        ("patch:", "intensity: [-.inf, 1]\npatch:", "line 7: intensity.*finite"),
+        ("[left-right]}", "[left-right], elastic: .inf}", "line 9: augmentation.elastic.*finite"),
         ("patch:", "intensity: [3, 1]\npatch:", "lower value first"),
         ("patch:", "checks: {extent: [90, 20]}\npatch:", "extent of checks with the lower"),
         ("filters: [4, 8, 16]", "filters: [4, 8]", "line 8: network.filters"),
@@ -79,3 +122,11 @@ def test_the_published_schema_is_that_of_the_code() -> None:
 @pytest.mark.parametrize("path", sorted(ROOT.glob("models/*/training/recipe.yaml")), ids=str)
 def test_shipped_recipes_are_valid(path: Path) -> None:
     assert read_recipe(path).name == path.parent.parent.name
+
+
+def test_a_bundle_states_the_known_errors_of_its_recipe() -> None:
+    """With the scans in which to expect them: those of the model that ships are packaged so."""
+    model = ROOT / "models" / "hippocampus_mr"
+    stated = json.loads((model / "configs" / "metadata.json").read_text())["scanloom"]
+    recipe = read_recipe(model / "training" / "recipe.yaml")
+    assert metadata(recipe)["scanloom"]["limitations"] == stated["limitations"]

@@ -195,7 +195,7 @@ def _show_side(evaluation: Evaluation, side: Side) -> None:
         spread = figures["dice"]
         table.add_row(
             each.structure,
-            str(sum(each.outcomes.values())),
+            str(spread.n),
             _range(spread.mean, (spread.low_quartile, spread.high_quartile), 3),
             _number(figures["hd95_mm"].mean, 2),
             _number(figures["nsd"].mean, 3),

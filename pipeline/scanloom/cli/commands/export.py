@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class CopyOptions:
     """What is copied, and where to."""
 
-    panel: ClassVar[str] = "Input"
+    panel: ClassVar[str] = "Output"
 
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder of `segment` or `run`.")]
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The copy: a new or empty folder.")
+        Path,
+        typer.Option("--folder", "-o", metavar="FOLDER", help="The copy: a new or empty folder."),
     ]
     pictures: Annotated[
         bool, typer.Option("--pictures", help="With pictures, scans and the report.")
@@ -31,15 +31,24 @@ class CopyOptions:
 
 
 @takes_panels
-def export(copy: CopyOptions, keys: KeyOptions, general: Reporting) -> None:
+def export(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Output folder of `segment` or `run`.")
+    ],
+    copy: CopyOptions,
+    keys: KeyOptions,
+    general: Reporting,
+) -> None:
     """Copy results without DICOM, pictures, scans and `private/`, checked on the way.
 
     Label maps of a head show its face: see "Identity" in the docs before you give them away.
+
+    Example: scanloom export results -o copy
     """
     with error_boundary(general.mode):
         from scanloom.engine.results.export import export as copy_results
 
-        made = copy_results(copy.out, copy.folder, pictures=copy.pictures, key=keys.key)
+        made = copy_results(out, copy.folder, pictures=copy.pictures, key=keys.key)
         plain = {"schema": 1, **asdict(made)}
         print_result(general.mode, lambda: plain, lambda: _show(made, copy.folder))
     raise typer.Exit(Exit.SOME_FAILED if made.left_out else Exit.OK)

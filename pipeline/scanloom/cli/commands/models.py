@@ -425,9 +425,8 @@ def print_list(entries: tuple[ModelEntry, ...]) -> None:
     from rich.table import Column, Table
 
     titles = ("version", "scans", "structures", "source", "format", "licence", "title")
-    columns = (Column(title, overflow="fold") for title in titles)  # never cut, however narrow
     name = Column("model", no_wrap=True)  # in one line, since other commands need it
-    table = Table(name, *columns, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(name, *titles, box=SIMPLE_HEAD, pad_edge=False)
     for entry in entries:
         card, section = entry.card, entry.section or ""
         if card is None:

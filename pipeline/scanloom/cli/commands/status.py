@@ -175,6 +175,7 @@ def status_table(status: Status) -> RenderableType:
     from rich.table import Table
 
     from scanloom.core import Reason, counted, format_bytes
+    from scanloom.io.system.scratch_folders import DIED, FINAL_STATES
 
     table = Table.grid(padding=(0, 2))
     cause = f" ({status.reason})" if status.reason else ""
@@ -182,9 +183,9 @@ def status_table(status: Status) -> RenderableType:
     if now_indexing := indexing_line(status):
         table.add_row("progress", now_indexing)
     if status.early:
-        table.add_row(
-            "early", f"{counted(status.early, 'case')} ended; recorded with the whole index"
-        )
+        is_over = status.state in (*FINAL_STATES, DIED)
+        later = "the next run takes their results" if is_over else "recorded with the whole index"
+        table.add_row("early", f"{counted(status.early, 'case')} ended; {later}")
     if status.work:
         table.add_row("progress", f"{status.worked} of {counted(status.work, 'case')} to run")
     of_all = f" of {status.cases}" if status.cases else ""  # unknown before the index is complete

@@ -276,7 +276,8 @@ def _limitations(
     metadata: Metadata, structures: Sequence[Structure]
 ) -> tuple[card.Limitation, ...]:
     """Return the known errors; MODEL_DAMAGED for scans that can't be told."""
-    conditions = {card.HEAD, card.CONTRAST, *(structure.label for structure in structures)}
+    labels = {structure.label for structure in structures}
+    conditions = {card.HEAD, card.CONTRAST, card.UNCROPPED, *labels}
     limitations = tuple(
         card.Limitation(each) if isinstance(each, str) else card.Limitation(each.text, each.where)
         for each in metadata.scanloom.limitations

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
-from scanloom.cards.graph import needed_parts, networks
+from scanloom.cards.graph import known_errors, needed_parts, networks
 from scanloom.core import Flag, Grid, Relations
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document, outputs_document
@@ -39,6 +39,7 @@ def case_json(segmented: SegmentedCase, present: Collection[str] = ()) -> dict[s
     """
     case, volume = segmented.loaded.case, segmented.loaded.scan.volume
     labels = case.relations.labels_to_compute(case.outputs.structures)
+    errors = known_errors([each.card for each in segmented.predictors], case.relations, present)
     return {
         "case": case.id,
         "source": {
@@ -66,7 +67,7 @@ def case_json(segmented: SegmentedCase, present: Collection[str] = ()) -> dict[s
                 "precision": precision,
                 "engine": {"name": engine.name, "version": engine.version, "why": engine.why},
                 **({"changes": predictor.changes} if predictor.changes else {}),
-                **_judgements(predictor.card, present),
+                **_judgements(predictor.card, errors[predictor.card.name]),
             }
             for predictor, (device, precision, engine) in zip(
                 segmented.predictors, segmented.placements, strict=True
@@ -78,10 +79,10 @@ def case_json(segmented: SegmentedCase, present: Collection[str] = ()) -> dict[s
     }
 
 
-def _judgements(card: ModelCard, present: Collection[str]) -> dict[str, Any]:
-    """Return the limitations to expect and the reference ranges, if the card states any."""
+def _judgements(card: ModelCard, errors: Sequence[str]) -> dict[str, Any]:
+    """Return the known errors to expect and the reference ranges, if the card states any."""
     ranges = [asdict(each) for each in card.reference_ranges]
-    stated = {"limitations": list(card.limitations_in(present)), "reference_ranges": ranges}
+    stated = {"limitations": list(errors), "reference_ranges": ranges}
     return {name: value for name, value in stated.items() if value}
 
 

@@ -80,11 +80,12 @@ def check_structures(
     written = [name for name in names if not requested or name[1] in requested]
     resolve_shares(relations.shares, written)
     by_name = {(name, each.label): each for name, found in structures.items() for each in found}
-    for left, right in resolve_asymmetries(relations.asymmetries, written).values():
-        for label in left:
-            check_side("asymmetries.left", "left", [by_name[label]])
-        for label in right:
-            check_side("asymmetries.right", "right", [by_name[label]])
+    pairs = dict.fromkeys(resolve_asymmetries(relations.asymmetries, written).values())
+    for n, (left, right) in enumerate(pairs):
+        for i, member in enumerate(left):
+            check_side(("asymmetries", n, "left", i), "left", [by_name[member]])
+        for i, member in enumerate(right):
+            check_side(("asymmetries", n, "right", i), "right", [by_name[member]])
 
 
 DEFERRED_MODULES = (

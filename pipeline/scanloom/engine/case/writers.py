@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, CONTRAST, HEAD, ModelCard
+from scanloom.cards.graph import known_errors
 from scanloom.core import (
     Flag,
     Grid,
@@ -220,13 +221,12 @@ def _write_preview(folder: Path, content: CaseContent) -> None:
     from scanloom.review.preview.content import About, choose_content
     from scanloom.review.preview.page import draw_page, draw_thumbnail
 
+    errors = known_errors(content.cards, content.case.relations, content.present)
     about = About(
         case_id=content.case.id,
         assumed_modality=_assumed_modality(content.cards),
         # the one to expect first of each model: all would take more room than the legend
-        limitations=tuple(
-            text for card in content.cards for text in card.limitations_in(content.present)[:1]
-        ),
+        limitations=tuple(texts[0] for texts in errors.values() if texts),
     )
     drawn = choose_content(content.scan.volume, content.segmentations, content.measurements, about)
     draw_page(drawn, content.flags, folder / file_names.PREVIEW)

@@ -664,7 +664,7 @@ class _Fetch:
 
     def _receive(self) -> None:
         """Begin to take what the source sends by C-MOVE; ENVIRONMENT if the port is taken."""
-        from scanloom.engine.listen.listen import receiver_options
+        from scanloom.engine.listen.receive import receiver_options
         from scanloom.io.network.receiver import Receiver, Sender
 
         with self._lock:

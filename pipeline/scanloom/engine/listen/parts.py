@@ -312,14 +312,14 @@ class _Lines(logging.Handler):
 
 
 def _receive(setup: Setup, say: Say) -> None:
-    from scanloom.engine.listen.listen import receive
+    from scanloom.engine.listen.receive import receive
 
     receive(setup.site, setup.out, lambda address, port, spool: say({"ready": {"port": port}}))
 
 
 def _work(setup: Setup, say: Say) -> None:
-    from scanloom.engine.listen.listen import end_requested
     from scanloom.engine.listen.outbox import Outbox, outbox_folder
+    from scanloom.engine.listen.receive import end_requested
     from scanloom.engine.listen.work import LOOK_S as BETWEEN_LOOKS_S
     from scanloom.engine.listen.work import Worker
 
@@ -342,8 +342,8 @@ def _work(setup: Setup, say: Say) -> None:
 
 def _deliver(setup: Setup, say: Say) -> None:
     from scanloom.engine.listen.delivery import clear_delivered, delivering
-    from scanloom.engine.listen.listen import end_requested
     from scanloom.engine.listen.outbox import Outbox, outbox_folder
+    from scanloom.engine.listen.receive import end_requested
 
     site, after = setup.site, setup.site.clear_after
     outbox = Outbox(outbox_folder(setup.out), setup.key)
@@ -358,8 +358,8 @@ def _deliver(setup: Setup, say: Say) -> None:
 
 
 def _show(setup: Setup, say: Say) -> None:
-    from scanloom.engine.listen.listen import end_requested
     from scanloom.engine.listen.page import ListenPage
+    from scanloom.engine.listen.receive import end_requested
 
     os.nice(10)  # receiving and cases come first
     with disk_errors_as_scan_errors(), end_requested() as requested:

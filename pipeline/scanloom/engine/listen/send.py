@@ -12,8 +12,8 @@ from typing import Any
 
 from scanloom.core import Reason, ScanError, did_you_mean
 from scanloom.engine.listen.delivery import TICK_S, deliver, peer_maker
-from scanloom.engine.listen.listen import receiver_options
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder
+from scanloom.engine.listen.receive import receiver_options
 from scanloom.engine.listen.site import Site
 from scanloom.io.output.layout import no_results, published_cases
 

@@ -14,6 +14,7 @@ from scanloom.core.paths import shipped
 from scanloom.engine.workflow.schema import (
     Bytes,
     Name,
+    Page,
     Seconds,
     Section,
     Selection,
@@ -325,7 +326,7 @@ class Source(Node, frozen=True):
         return self
 
 
-class Site(Section, frozen=True):
+class Site(Page, frozen=True):
     """A receiver: its address, those who may send to it, and where it keeps what they send."""
 
     title: Title = Field(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import (
     Annotated,
@@ -26,6 +27,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -38,6 +40,7 @@ from scanloom.core import (
     Reason,
     Relations,
     ScanError,
+    WorkflowError,
     did_you_mean,
     is_slug,
     parse_bytes,
@@ -47,7 +50,6 @@ from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import DEVICES, EXTRAS, FeatureFamily, Modality, Radiomics, take
 
 T = TypeVar("T")
-S = TypeVar("S", bound=BaseModel)
 
 
 def listed(value: object) -> object:
@@ -81,13 +83,13 @@ WordList = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
 class Section(BaseModel, frozen=True):
-    """A part of a workflow: unknown keys are errors, and instances are immutable.
+    """A part of a workflow: unknown keys and infinite numbers are errors, instances immutable.
 
     A section that inherits from an options class of `scanloom.options` has its fields, with
     their defaults and descriptions; a field that is defined again differs only in its type.
     """
 
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -104,6 +106,39 @@ class Section(BaseModel, frozen=True):
         return take(kind, dict(self))
 
 
+@dataclass
+class _Source:
+    """The file of a page and its YAML. Pages are equal if they say the same, wherever they do."""
+
+    root: yaml.Node | None = field(default=None, compare=False)
+    file: str = field(default="", compare=False)
+
+
+class Page(Section, frozen=True):
+    """A section that is a whole file, and knows the lines of its keys."""
+
+    _source: _Source = PrivateAttr(default_factory=_Source)
+
+    @contextmanager
+    def naming_lines(self, *keys: str | int) -> Iterator[None]:
+        """Give mistakes that are found after the page was read its file, and the line there.
+
+        Parameters
+        ----------
+        *keys : str or int
+            Where an error that names no key has its cause.
+        """
+        try:
+            yield
+        except ScanError as error:
+            root, file = self._source.root, self._source.file
+            if root is None or error.private:  # which file an error is about may be known already
+                raise
+            loc = error.keys if isinstance(error, WorkflowError) else keys
+            detail = f"line {_line(root, loc)}: {error.detail}"
+            raise ScanError(error.reason, detail, file) from error
+
+
 _EXPECTED = (
     ("int_", "a whole number"),
     ("float_", "a number"),
@@ -116,6 +151,8 @@ _EXPECTED = (
 )
 """Expected values by the prefix of pydantic's error types."""
 
+
+P = TypeVar("P", bound=Page)
 
 _MOST_NODES = 1_000_000
 """Keys and values of a page, aliases in full: a few lines of nested aliases stand for billions."""
@@ -166,6 +203,8 @@ def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping
     field = _field(model, names)
     allowed = _choices(field.annotation if field else None)
     value = error.get("input")
+    if error["type"] == "tuple_type" and _section(model, names) is not None:
+        return f"{where}: expected a list: a - before the keys of each entry"
     if allowed and error["type"] == "tuple_type":
         return f"{where}: expected one or several of {', '.join(allowed)}"
     if allowed and isinstance(value, str):
@@ -458,7 +497,7 @@ class Execution(Section, ComputeOptions, frozen=True):
     cluster: Cluster = Field(default=Cluster(), description=Cluster.__doc__)
 
 
-class Workflow(Section, frozen=True):
+class Workflow(Page, frozen=True):
     """A run over an archive: series, models, files to write, and execution."""
 
     name: str = Field(
@@ -565,18 +604,24 @@ def parse_workflow(text: bytes | str) -> Workflow:
     return parse_page(text, Workflow, Reason.WORKFLOW)
 
 
-def read_page(path: Path, model: type[S], reason: Reason) -> S:
-    """Read a page of YAML or JSON from a file; errors as in `parse_page`."""
+def read_page(path: Path, model: type[P], reason: Reason) -> P:
+    """Read a page of YAML or JSON from a file; errors as in `parse_page`, with the file."""
     try:
         raw = read_regular_file(path, MAX_PAGE_BYTES)
     except OSError as exc:
-        raise ScanError(reason, f"the file can't be read ({type(exc).__name__})") from exc
+        detail = f"the file can't be read ({type(exc).__name__})"
+        raise ScanError(reason, detail, str(path)) from exc
     if len(raw) > MAX_PAGE_BYTES:
-        raise ScanError(reason, f"the file is too large for a {reason.code.lower()}")
-    return parse_page(raw, model, reason)
+        raise ScanError(reason, f"the file is too large for a {reason.code.lower()}", str(path))
+    try:
+        page = parse_page(raw, model, reason)
+    except ScanError as error:
+        raise error.about(str(path)) from None
+    page._source.file = str(path)
+    return page
 
 
-def parse_page(text: bytes | str, model: type[S], reason: Reason) -> S:
+def parse_page(text: bytes | str, model: type[P], reason: Reason) -> P:
     """Read a page of YAML or JSON as a model of its keys.
 
     Raises
@@ -605,6 +650,7 @@ def parse_page(text: bytes | str, model: type[S], reason: Reason) -> S:
         raise ScanError(reason, "; ".join(mistakes)) from None
     if mistakes:
         raise ScanError(reason, "; ".join(mistakes))
+    page._source.root = node
     return page
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, WorkflowError
 from scanloom.engine.outcomes import Outcome
 from scanloom.engine.workflow.schema import Policy, Selection, Workflow
 from scanloom.io.index.inspection import SeriesInfo
@@ -131,19 +131,19 @@ def check_channels(workflow: Workflow, cards: Sequence[ModelCard]) -> None:
     Raises
     ------
     ScanError
-        WORKFLOW, with the expected channels.
+        WORKFLOW, with the expected channels, at their line.
     """
     inputs = {tuple(channel.name for channel in card.channels) for card in cards}
-    if len(inputs) > 1 and max(map(len, inputs)) > 1:
-        raise ScanError(Reason.WORKFLOW, "models: all need the same inputs")
     [*names] = min(inputs)
-    if len(names) > 1 and names != list(workflow.channels):
-        detail = f"channels: the models need a selection each for {', '.join(names)}, in this order"
-        raise ScanError(Reason.WORKFLOW, detail)
-    if len(names) == 1 and workflow.channels:
-        raise ScanError(
-            Reason.WORKFLOW, "channels: these models take a single input; use `select` instead"
-        )
+    with workflow.naming_lines():
+        if len(inputs) > 1 and max(map(len, inputs)) > 1:
+            raise WorkflowError(("models",), "all need the same inputs")
+        if len(names) > 1 and names != list(workflow.channels):
+            problem = f"the models need a selection each for {', '.join(names)}, in this order"
+            raise WorkflowError(("channels",), problem)
+        if len(names) == 1 and workflow.channels:
+            problem = "these models take a single input; use `select` instead"
+            raise WorkflowError(("channels",), problem)
 
 
 def criteria_of(selection: Selection, policy: Policy) -> Criteria:

@@ -24,6 +24,7 @@ from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRI
 from scanloom.io.output.published import check_files
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.regular_files import check_folder, read_regular_file
+from scanloom.io.system.scratch_folders import DIED, FINAL_STATES, observed_state
 
 CASES = "cases"
 SUBFOLDERS = "_folders"
@@ -148,9 +149,20 @@ def no_results(out: Path, missing: str = "results") -> ScanError:
         detail = f"there are no {missing}: this folder is {kind}"
         return ScanError(Reason.NO_RESULTS, detail, str(out))
     detail = f"there are no {missing} in this output folder"
-    if not {CASES, "failed", "runs", LISTEN}.intersection(inside):
+    if _is_at_work(out):
+        detail += " yet: a run is at work"
+    elif not {CASES, "failed", "runs", LISTEN}.intersection(inside):
         detail += ", only an index of scans"
     return ScanError(Reason.NO_RESULTS, detail, str(out))
+
+
+def _is_at_work(out: Path) -> bool:
+    """Return whether a run of an output folder goes on; damaged ones do not count."""
+    for file in (out / "runs").glob("*/status.json"):
+        with suppress(OSError, ValueError, LookupError, TypeError, ScanError):
+            if observed_state(read_json(file)) not in (*FINAL_STATES, DIED):
+                return True
+    return False
 
 
 # --- where a case lies ----------------------------------------------------------------------------

@@ -107,6 +107,14 @@ def test_a_workflow_is_frozen() -> None:
         (SMALL + "unite: {a: {priority: []}}\n", "priority: expected at least 1 of them"),
         (SMALL + "shares: [{of: 3}]\n", "shares.of: expected a word, or a list of them"),
         (
+            SMALL + "asymmetries: {left: a, right: b}\n",
+            "line 3: asymmetries: expected a list: a - before the keys of each entry",
+        ),
+        (
+            SMALL + "unite:\n  u:\n    priority: {model: a}\n",
+            "line 5: unite.u.priority: expected a list: a - before",
+        ),
+        (
             SMALL + "outputs:\n  also: radiomics\n  radiomics:\n    binwidth: 3\n",
             "line 6: outputs.radiomics.binwidth is not a key here; did you mean bin_width?",
         ),

@@ -12,7 +12,7 @@ import pytest
 from scanloom.core import ScanError
 from scanloom.io.output import layout as module
 from scanloom.io.output.case_folder import CaseFolder
-from scanloom.io.output.json_file import write_document
+from scanloom.io.output.json_file import write_document, write_json
 from scanloom.io.output.layout import (
     SUBFOLDERS,
     case_folder,
@@ -23,12 +23,15 @@ from scanloom.io.output.layout import (
     is_fanned,
     is_output_folder,
     iter_cases,
+    no_results,
     output_of,
     published_cases,
     taken_names,
 )
+from scanloom.io.output.private import KEY_FINGERPRINT, PRIVATE
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.system.regular_files import refuse_links_below
+from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -213,3 +216,23 @@ def test_a_replacement_that_was_interrupted_is_finished_in_an_older_folder_too(
     assert case_folder(tmp_path, "caseaa") == tmp_path / "cases" / "_aa" / "caseaa"
     assert [folder.name for folder in published_cases(tmp_path)] == ["caseaa"]
     assert not list((tmp_path / ".work").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("state", "detail"),
+    [
+        ("running", "there are no results in this output folder yet: a run is at work"),
+        ("stopped", "there are no results in this output folder"),
+    ],
+)
+def test_a_folder_without_results_tells_that_a_run_is_at_work(
+    tmp_path: Path, state: str, detail: str
+) -> None:
+    (tmp_path / PRIVATE).mkdir()
+    (tmp_path / PRIVATE / KEY_FINGERPRINT).write_text("a" * 26)
+    run = tmp_path / "runs" / "r"
+    run.mkdir(parents=True)
+    process = os.getpid()
+    status = {"state": state, "host": host_id(), "process": process}
+    write_json(run / "status.json", {**status, "start": process_start_ticks(process)})
+    assert no_results(tmp_path).detail == detail
