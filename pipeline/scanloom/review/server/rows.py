@@ -6,12 +6,11 @@ sees in a few bytes a row (`ReviewerRows`); both change with a case or verdict, 
 
 from __future__ import annotations
 
-import json
 import threading
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from scanloom.review.verdicts.verdict import Seen
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Value = TypeVar("Value", bound=Hashable)
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
 WAITING = ("open", "stale")
 """States of cases that wait for a decision."""
@@ -216,24 +214,28 @@ class CaseRows:
         self._with_word, self._guard = dict[str, NDArray[np.bool_]](), threading.Lock()
 
     @classmethod
-    def from_table(cls, table: pa.Table) -> CaseRows:
-        """Return the rows of a table as of `as_table`.
-
-        Raises
-        ------
-        LookupError, TypeError, ValueError
-            If it was not made so.
-        """
+    def from_table(
+        cls, table: pa.Table, modalities: Iterable[str], models: Iterable[Iterable[str]]
+    ) -> CaseRows:
+        """Return the rows of what `as_table` returned."""
         rows = cls(())
-        modality, modalities = _decoded_codes(table["modality"])
-        models, groups = _decoded_codes(table["models"])
-        rows._modalities, rows._models = _numbered(modalities), _numbered(map(tuple, groups))
+        rows._modalities = {value: n for n, value in enumerate(modalities)}
+        rows._models = {tuple(value): n for n, value in enumerate(models)}
         names, texts = (table[column].combine_chunks() for column in ("name", "text"))
-        rows._set_columns(names, texts, modality, models, np.array(table["risk"].to_numpy()))
+        numbers = (np.array(table[column].to_numpy()) for column in ("modality", "models", "risk"))
+        rows._set_columns(names, texts, *numbers)
         return rows
 
-    def as_table(self) -> pa.Table:
-        """Return the rows that were not removed as a table, in their order."""
+    def as_table(self) -> tuple[pa.Table, list[str], list[tuple[str, ...]]]:
+        """Return the rows that were not removed, in their order.
+
+        Returns
+        -------
+        table : pyarrow.Table
+            Modality and models of a row are places in the lists.
+        modalities : list of str
+        models : list of tuple of str
+        """
         import pyarrow as pa
         from pyarrow import compute
 
@@ -243,23 +245,21 @@ class CaseRows:
             mask[[index for index, _ in new]] = True
             replaced = pa.array([text for _, text in new], texts.type)
             texts = compute.replace_with_mask(texts, pa.array(mask), replaced)
-        modality = _encoded_codes(self.modality, self._modalities)
-        models = _encoded_codes(self.models, self._models)
-        columns = self.names.as_arrow, texts, modality, models, pa.array(self.risk)
-        names = ("name", "text", "modality", "models", "risk")
-        table = pa.table(dict(zip(names, columns, strict=True)))
-        return table.filter(pa.array(self.present))
+        columns = {
+            "name": self.names.as_arrow,
+            "text": texts,
+            "modality": self.modality,
+            "models": self.models,
+            "risk": self.risk,
+        }
+        table = pa.table(columns).filter(pa.array(self.present))
+        return table, list(self._modalities), list(self._models)
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that were not removed."""
         modalities, models = list(self._modalities), list(self._models)
         for index in np.flatnonzero(self.present).tolist():
             yield self._row(index, modalities, models)
-
-    def has(self, name: str) -> bool:
-        """Return whether there is a row of a case that was not removed."""
-        index = self.names.index(name)
-        return index is not None and bool(self.present[index])
 
     def of(self, name: str) -> Row | None:
         """Return the row of a case; None if there is none, or it was removed."""
@@ -348,25 +348,6 @@ class CaseRows:
                 del known[next(iter(known))]
             known[word] = rows
             return rows
-
-
-def _numbered(values: Iterable[Value]) -> dict[Value, int]:
-    return {value: n for n, value in enumerate(values)}
-
-
-def _encoded_codes(codes: NDArray[np.int32], values: Iterable[object]) -> pa.DictionaryArray:
-    """Return values by their numbers (N,), each as JSON."""
-    import pyarrow as pa
-
-    texts = pa.array([json.dumps(value) for value in values], pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(codes), texts)
-
-
-def _decoded_codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], list[Any]]:
-    """Return the numbers (N,) and the values of `_encoded_codes`."""
-    coded = column.combine_chunks().dictionary_encode()
-    values = [json.loads(text) for text in coded.dictionary.to_pylist()]
-    return np.array(coded.indices.to_numpy(), np.int32), values
 
 
 def _with_word(texts: pa.Array, word: str) -> NDArray[np.bool_]:

@@ -49,7 +49,7 @@ from scanloom.review.server.rows import (
     doubts_of,
 )
 from scanloom.review.server.security import RefusedError
-from scanloom.review.server.stored_list import StoredList, read_list, store_list
+from scanloom.review.server.stored_list import StoredList, read_list, remove_list, store_list
 from scanloom.review.verdicts.log import REVIEW, VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about, differ, seen_of, state_of
@@ -162,13 +162,12 @@ class Worklist:
             look.join(MAX_WAIT_S)
 
     @property
-    def checking(self) -> tuple[int, int] | None:
-        """How many folders were compared with a stored list, and of how many; None if all were."""
+    def checking(self) -> int | None:
+        """Percentage of the folders that were compared with a stored list; None at its end."""
         stored = self._stored
         if stored is None:
             return None
-        count = len(stored.names)
-        return min((self._anew or self)._looked, count), count
+        return min(99, 100 * (self._anew or self)._looked // max(1, len(stored.names)))
 
     def seen(self, name: str) -> Seen | None:
         """Return what a verdict about a case is about; None if it is not there.
@@ -182,7 +181,7 @@ class Worklist:
         """
         case, stored = self.cases.get(name), self._stored
         if not isinstance(case, ListedCase):
-            if stored is not None and (seen := stored.seen(name)) and self.rows.has(name):
+            if stored is not None and (seen := stored.seen(name)) and self.rows.of(name):
                 return seen
             case = self.read(name)
         return None if case is None else case.seen
@@ -196,7 +195,7 @@ class Worklist:
             If it can't be read for the moment.
         """
         case = self.cases.get(name)
-        is_listed = case is not None or (not self._is_measured and self.rows.has(name))
+        is_listed = case is not None or (not self._is_measured and self.rows.of(name) is not None)
         if is_listed and not isinstance(case, ListedCase):
             self.update(name)
             case = self.cases.get(name)
@@ -273,11 +272,14 @@ class Worklist:
             self._anew = None
         if anew._stamps is None:  # the folder can't be read now
             return False
+        before = self.cases
         with self._swap:
             for name in ("cases", "rows", "damaged", "_cohort", "_looks", "_revised", "_is_sorted"):
                 setattr(self, name, getattr(anew, name))
             self._stored, self._is_measured, self._next_checked = None, True, anew._next_checked
             self.version += 1
+        for name in before:  # it may have been corrected after the new list read it
+            self.update(name)
         return anew._stamps[0] is not None
 
     def _check(self, stored: StoredList, revised: Mapping[str, int]) -> bool:
@@ -318,7 +320,9 @@ class Worklist:
 
     def _store(self, looks: Mapping[str, int]) -> None:
         """Store the list for the next server, if it is a long one."""
-        if len(self.rows.names) > CHECKED:
+        if len(self.rows.names) <= CHECKED:
+            remove_list(self.out)
+        else:
             cases = ((name, self.cases.get(name)) for name in self._judged)
             seen = {name: case.seen for name, case in cases if isinstance(case, ListedCase)}
             rows, cohort, damaged = self.rows, self._cohort, self.damaged
@@ -597,7 +601,7 @@ class ReviewState:
         """
         with self._view(reviewer) as view:
             checking = self.worklist.checking
-            version = f"{view.version}.{'' if checking is None else checking[0]}"
+            version = f"{view.version}.{'' if checking is None else checking}"
             if since == version:
                 return None
             rows, names = view.rows, view.rows.rows.names
@@ -693,7 +697,7 @@ class ReviewState:
             if case is None:  # removed since
                 continue
             kept = self.log.stack.of_case(name)
-            if kept and self.worklist.checking:  # its state was by the stored list
+            if kept and self.worklist.checking is not None:  # its state was by the stored list
                 self._set(view, place, reviewer, kept)
             verdicts = self._visible(name, reviewer, kept, view.back)
             own = verdicts.get(reviewer)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 LIST = "list.parquet"
 """The list in `OUT/private/`."""
 _ABOUT, _SUM = b"scanloom.list", b"scanloom.crc32"
-"""Keys of the metadata: as JSON the version that wrote it, the inode of the folder of cases, what
-the rows were compared with, and names of cases that could not be read; the CRC-32 of that: only
-rows have checksums."""
+"""Keys of the metadata: as JSON the version that wrote it, the inode of the folder of cases,
+modalities and models, what the rows were compared with, and names of cases that could not be read;
+the CRC-32 of that: only rows have checksums."""
 
 
 class StoredList:
@@ -44,16 +44,17 @@ class StoredList:
 
     Parameters
     ----------
+    rows : CaseRows
     table : pyarrow.Table
-        Its rows.
+        What is stored beside the rows.
     cohort : Cohort
         What the cases were compared with.
     damaged : set of str
         Names of cases that could not be read.
     """
 
-    def __init__(self, table: pa.Table, cohort: Cohort, damaged: set[str]) -> None:
-        self.rows, self.cohort, self.damaged = CaseRows.from_table(table), cohort, damaged
+    def __init__(self, rows: CaseRows, table: pa.Table, cohort: Cohort, damaged: set[str]) -> None:
+        self.rows, self.cohort, self.damaged = rows, cohort, damaged
         self.names = self.rows.names
         self.looks: NDArray[np.int64] = table["look"].to_numpy()
         """Of the folder of each case (N,)."""
@@ -83,12 +84,19 @@ def read_list(out: Path) -> StoredList | None:
     ):
         metadata = file.schema_arrow.metadata or {}
         about = metadata[_ABOUT]
-        version, inode, cohort, damaged = json.loads(about)
+        version, inode, modalities, models, cohort, damaged = json.loads(about)
         is_ours = version == __version__ and inode == (out / CASES).stat().st_ino
         if is_ours and int(metadata[_SUM]) == crc32(about):
-            table = file.read(use_threads=False).unify_dictionaries()
-            return StoredList(table, Cohort.from_json(cohort), set(damaged))
+            table = file.read(use_threads=False)
+            rows = CaseRows.from_table(table, modalities, models)
+            return StoredList(rows, table, Cohort.from_json(cohort), set(damaged))
     return None
+
+
+def remove_list(out: Path) -> None:
+    """Remove the stored list, if there is one that can be removed."""
+    with suppress(OSError):
+        (out / PRIVATE / LIST).unlink()
 
 
 def store_list(
@@ -128,10 +136,10 @@ def store_list(
 
     with suppress(*read_errors()):
         of_cases = (out / CASES).stat().st_ino
-        of_list = [__version__, of_cases, cohort.as_json(), sorted(damaged)]
+        table, *values = rows.as_table()
+        of_list = [__version__, of_cases, *values, cohort.as_json(), sorted(damaged)]
         about = json.dumps(of_list).encode()
         metadata = {_ABOUT: about, _SUM: str(crc32(about)).encode()}
-        table = rows.as_table()
         further = pa.schema({"look": pa.int64(), "revised": pa.int64(), "seen": pa.string()})
         schema = pa.schema([*table.schema, *further], metadata)
         write_private(out / PRIVATE / LIST, lambda draft: write_groups(draft, schema, parts()))

@@ -495,7 +495,7 @@ def test_a_stored_list_is_shown_before_folders_are_read(drawn: Path, held: threa
     first, _ = first_look(drawn)
     again = Worklist(drawn)
     again.refresh()
-    assert (again.checking, len(again.cases)) == ((0, 30), 0)
+    assert (again.checking, len(again.cases)) == (0, 0)
     assert list(again.rows) == list(first.rows)
     version, name = again.version, again.rows.names[3]
     case = again.read(name)
@@ -567,7 +567,7 @@ def test_a_case_that_changed_is_read_when_it_is_asked_for(
     assert again.seen(gone) is None
     assert not {gone, damaged} & set(listed(again))
     assert again.damaged == {damaged}
-    assert (again.version, again.checking) == (version + 3, (0, 30))
+    assert (again.version, again.checking) == (version + 3, 0)
 
 
 def test_corrections_since_a_list_was_stored_are_read_alone(
@@ -584,6 +584,35 @@ def test_corrections_since_a_list_was_stored_are_read_alone(
         assert again.seen(name) == seen(revision)
         assert list(again.rows) != list(first.rows)
     assert not anew
+
+
+def test_a_correction_is_not_lost_to_a_list_that_was_made_anew_meanwhile(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, make = names_of(30)[7], Worklist._make
+    judged = judge(drawn, name)
+    add(drawn, name)
+    again, revisions = Worklist(drawn, judged), list[Path]()
+
+    def make_slowly(anew: Worklist) -> None:
+        make(anew)
+        revisions.append(add_revision(drawn, drawn / "cases" / name, 107))
+        again.update(name)
+
+    monkeypatch.setattr(Worklist, "_make", make_slowly)
+    checked(again)
+    assert again._is_measured
+    assert again.seen(name) == seen(revisions[0])
+
+
+def test_a_list_that_became_short_is_not_stored(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_look(drawn)
+    take_away(drawn, names_of(30)[0])
+    monkeypatch.setattr(state_module, "CHECKED", 29)
+    checked(Worklist(drawn))
+    assert not (drawn / "private" / "list.parquet").exists()
 
 
 def test_a_list_that_was_checked_is_not_taken_again_while_it_is_stored(
@@ -666,7 +695,7 @@ def test_a_page_says_how_much_of_its_list_was_checked(drawn: Path, held: threadi
         query = read_query({"filter": "accept"})
         answer = state.listed("r1", query, 0, 99)
         assert answer is not None
-        assert (answer["checking"], answer["counts"]["all"]) == ((0, 30), 30)
+        assert (answer["checking"], answer["counts"]["all"]) == (0, 30)
         assert answer["names"] == [name]
         assert answer["counts"]["stale"] == 1  # its row was read to be shown
         held.set()

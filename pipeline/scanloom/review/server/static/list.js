@@ -303,7 +303,7 @@ class ListPage {
   drawCounts() {
     const { checking, damaged, found, counts, next } = this.listed;
     const parts = [`${found} of ${counts.all} cases`];
-    if (checking) parts.push(`as last listed, being checked: ${checking[0]} of ${checking[1]}`);
+    if (checking !== null) parts.push(`as last listed, ${checking} % checked so far`);
     if (damaged) parts.push(`${damaged} can't be read: see scanloom verify`);
     byId("count").textContent = parts.join("; ");
     document.body.classList.toggle("empty", !counts.all);
