@@ -45,13 +45,16 @@ def write_bundle(
     """
     configs = folder / "configs"
     configs.mkdir(parents=True, exist_ok=True)
+    datalist: Json = dict(cases.items())
+    if content:
+        datalist["content"] = content
     documents = {
         "train.json": train_config(recipe, root, len(cases["training"])),
         "multi_gpu_train.json": multi_gpu_config(),
         "evaluate.json": evaluate_config(),
         "inference.json": inference_config(recipe),
         "metadata.json": metadata(recipe),
-        "datalist.json": {**cases, **({"content": content} if content else {})},
+        "datalist.json": datalist,
     }
     for name, document in documents.items():
         text = json.dumps(document, indent=4) + "\n"
@@ -265,11 +268,13 @@ def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
 
 
 def _weights(recipe: TrainingRecipe) -> Json:
-    """Return the loss's weights of background and structures, unless all are 1."""
-    weights = [recipe.schedule.background, *(each.weight for each in recipe.structures)]
-    if all(weight == 1.0 for weight in weights):
-        return {}
-    return {"weight": f"$torch.tensor({weights}, device=@device)"}
+    """Return the loss's weights of Dice, background and structures, unless all are 1."""
+    plan = recipe.schedule
+    chosen: Json = {} if plan.dice == 1.0 else {"lambda_dice": plan.dice}
+    weights = [plan.background, *(each.weight for each in recipe.structures)]
+    if any(weight != 1.0 for weight in weights):
+        chosen["weight"] = f"$torch.tensor({weights}, device=@device)"
+    return chosen
 
 
 def epoch_length(recipe: TrainingRecipe, count: int) -> int:
@@ -677,9 +682,11 @@ def metadata(recipe: TrainingRecipe) -> Json:
         "dtype": "float32",
         "is_patch_data": True,
     }
+    page = recipe.model_dump(mode="json", include={"limitations", "reference_ranges"})
     structures = {
         structure.label: structure.model_dump(
-            include={"name", "category", "type", "laterality", "color"}, exclude_none=True
+            include={"name", "category", "type", "laterality", "color", "experimental"},
+            exclude_none=True,
         )
         for structure in recipe.structures
     }
@@ -722,9 +729,8 @@ def metadata(recipe: TrainingRecipe) -> Json:
             },
         },
         "scanloom": {
-            "limitations": [
-                each if isinstance(each, str) else each.model_dump() for each in recipe.limitations
-            ],
+            "limitations": page["limitations"],
+            "reference_ranges": page["reference_ranges"],
             "license": recipe.license,
             "attribution": recipe.attribution,
             "precisions": ["float32"],  # labels of others were not compared

@@ -137,12 +137,28 @@ def _take_fold(pairs: dict[Split, list[Pair]], data: Data, fold: int) -> None:
     pairs["training"] = [p for p in listed if p.fold != fold and p not in validating]
 
 
-def _in_folders(images: Path, labels: Path) -> list[Pair]:
-    """Return the images that have a label map of the same name, with any suffix."""
+def without_partner(data: Data, folder: Path) -> list[LeftOut]:
+    """Return the images of a folder without a label map of their name, and the other way around."""
+    if data.images is None or data.labels is None:
+        return []
+    images, labels = _two_folders(folder / data.images, folder / data.labels)
+    return [
+        LeftOut(name, f"no {'label map' if name in images else 'image'} of this name")
+        for name in sorted(images.keys() ^ labels.keys())
+    ]
+
+
+def _two_folders(images: Path, labels: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Return the images and the label maps of two folders by the names of their cases."""
     # nnU-Net numbers the channels of images
     named = _by_name(images, lambda file: _name(file).removesuffix("_0000"))
-    by_name = _by_name(labels, _name)
-    both = sorted(set(named) & set(by_name))
+    return named, _by_name(labels, _name)
+
+
+def _in_folders(images: Path, labels: Path) -> list[Pair]:
+    """Return the images that have a label map of the same name, with any suffix."""
+    named, by_name = _two_folders(images, labels)
+    both = sorted(named.keys() & by_name.keys())
     if not both:
         raise ScanError(Reason.TRAINING_DATA, "no image has a label map of the same file name")
     return [Pair(named[name], by_name[name]) for name in both]

@@ -9,9 +9,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from scanloom.cards.codes import SIDES, coding
-from scanloom.convert.monai.metadata import CheckFields, CodeFields, LimitationFields
+from scanloom.convert.monai.metadata import (
+    CheckFields,
+    CodeFields,
+    LimitationFields,
+    ReferenceFields,
+    Sentence,
+)
 from scanloom.core import Reason
-from scanloom.engine.workflow.schema import Page, Section, listed, read_page
+from scanloom.engine.workflow.schema import Page, Section, read_page
 from scanloom.options import Modality
 
 MAX_DRAWN = 255
@@ -85,6 +91,7 @@ class TrainedStructure(Section, frozen=True):
     type: CodeFields | None = Field(default=None, description="Its type, coded")
     laterality: CodeFields | None = Field(default=None, description="Its side, coded")
     color: tuple[int, int, int] | None = Field(default=None, description="R, G, B, 0 to 255")
+    experimental: bool = Field(default=False, description="Whether results call it experimental")
     weight: Positive = Field(
         default=1.0, description="Weight in the loss: above 1 for small ones among many"
     )
@@ -189,6 +196,10 @@ class Schedule(Section, frozen=True):
     )
     validate_every: int = Field(default=5, ge=1, description="Epochs between validations")
     background: Positive = Field(default=1.0, description="Weight of the background in the loss")
+    dice: Positive = Field(
+        default=1.0,
+        description="Weight of Dice beside cross entropy; less of it keeps volumes right",
+    )
     precision: Literal["float32", "bfloat16"] = Field(
         default="bfloat16", description="Precision of the network; weights stay float32"
     )
@@ -207,8 +218,11 @@ class TrainingRecipe(Page, frozen=True):
     authors: str = Field(default="", description="Who trained it")
     license: str = Field(default="unknown", description="Licence of the weights, SPDX")
     attribution: str = Field(default="", description="Origin of the data")
-    limitations: Annotated[tuple[str | LimitationFields, ...], BeforeValidator(listed)] = Field(
-        default=(), description="Known errors: sentences, or `text` with `where` to expect it"
+    limitations: tuple[Sentence | LimitationFields, ...] = Field(
+        default=(), description="Known errors: sentences, or `text` with `where` (docs/models.md)"
+    )
+    reference_ranges: tuple[ReferenceFields, ...] = Field(
+        default=(), description="Usual ranges of measurements"
     )
     checks: CheckFields = Field(default=CheckFields(), description=CheckFields.__doc__)
     modality: Modality = Field(description="Modality of the scans")

@@ -32,6 +32,7 @@ from scanloom.training.cases import (
     common_folder,
     find_cases,
     relative_pairs,
+    without_partner,
 )
 from scanloom.training.recipe import TrainingRecipe
 
@@ -143,6 +144,7 @@ def prepare(
         progress(done, len(pairs))
 
     good, left_out = check_cases(recipe, pairs, count)
+    left_out += without_partner(recipe.data, folder)
     used = {split: [pair for pair in cases[split] if pair in good] for split in SPLITS}
     if not used["training"]:
         first = left_out[0]

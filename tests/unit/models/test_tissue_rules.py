@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from ct_tissue_training.rules import (
+from rules import (
     BONE,
     FAT,
     GAS,

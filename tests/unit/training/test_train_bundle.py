@@ -240,7 +240,7 @@ def test_a_measurement_says_steps_and_time_and_leaves_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "problem", ["unreadable", "grid", "number", "constant", "spacing", "brightness"]
+    "problem", ["unreadable", "label map", "grid", "number", "constant", "spacing", "brightness"]
 )
 def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: str) -> None:
     from scanloom.training.train import prepare
@@ -250,6 +250,8 @@ def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: st
     array, numbers = (np.asarray(nib.load(file).dataobj) for file in (image, label))
     affine = np.eye(4)
     match problem:
+        case "label map":
+            label.unlink()
         case "unreadable":
             image.write_bytes(image.read_bytes()[:300])
         case "grid":
@@ -624,3 +626,16 @@ def test_weights_of_structures_are_those_of_the_loss(tmp_path: Path) -> None:
     scores[:, 2] = 3  # all is said to be far
     plain, weighted = ([float(loss(scores, label)) for label in (far, near)] for loss in losses)
     assert weighted[1] - weighted[0] > 1.5 * (plain[1] - plain[0])
+
+
+def test_with_little_weight_of_dice_the_loss_is_cross_entropy(tmp_path: Path) -> None:
+    from monai.bundle import ConfigParser
+
+    from scanloom.training.bundle import train_config
+
+    config = train_config(recipe(schedule={"dice": 1e-9}), tmp_path, 5)
+    loss = ConfigParser({"loss": config["loss"]}).get_parsed_content("loss")
+    scores = torch.randn(1, 3, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    label = scores.flip(1).argmax(1, keepdim=True)
+    entropy = torch.nn.functional.cross_entropy(scores, label[:, 0])
+    assert float(loss(scores, label)) == pytest.approx(float(entropy), rel=1e-4)

@@ -119,6 +119,26 @@ def test_the_published_schema_is_that_of_the_code() -> None:
     assert published == TrainingRecipe.model_json_schema(), "run docs/write_schema.py"
 
 
+def test_what_results_say_of_a_model_is_in_its_metadata() -> None:
+    import yaml
+
+    from scanloom.convert.monai.metadata import Metadata
+    from scanloom.training.bundle import metadata
+
+    stated = yaml.safe_load(PAGE)
+    stated["structures"][0]["experimental"] = True
+    known = {"text": "Far is often near.", "where": "far"}
+    usual = {"structure": "near", "quantity": "volume_ml", "range": [1.0, 2.5], "source": "T."}
+    stated |= {"limitations": ["No heads.", known], "reference_ranges": [usual]}
+    document = json.loads(json.dumps(metadata(TrainingRecipe.model_validate(stated))))
+    said = Metadata.model_validate(document).scanloom
+    assert said.structures["near"].experimental
+    assert not said.structures["far"].experimental
+    assert said.limitations[0] == "No heads."
+    assert said.limitations[1].where == "far"  # type: ignore[union-attr]
+    assert said.reference_ranges[0].range == (1.0, 2.5)
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("models/*/training/recipe.yaml")), ids=str)
 def test_shipped_recipes_are_valid(path: Path) -> None:
     assert read_recipe(path).name == path.parent.parent.name

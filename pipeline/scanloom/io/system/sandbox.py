@@ -203,9 +203,13 @@ class _Server:
         """Return a socket to a new worker, and its process ID."""
         ours, theirs = socket.socketpair()
         with theirs:
-            worker = self._request({"fork": list(modules)}, [theirs.fileno()]).get("pid", 0)
+            reply = self._request({"fork": list(modules)}, [theirs.fileno()])
+        worker = reply.get("pid", 0)
         if not worker:
             ours.close()
+            if "late" in reply:
+                detail = f"the decoder was not started within {_FORK_TIMEOUT_S} s"
+                raise ScanError(Reason.DECODE_TIMEOUT, detail)
             raise ScanError(Reason.OUT_OF_MEMORY, "no decoder process could be started")
         return ours, worker
 
@@ -214,6 +218,7 @@ class _Server:
         return int(self._request({"end": worker}, []).get("status", 0))
 
     def _request(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        failed: dict[str, Any] = {}
         with self._lock:
             for _ in range(2):  # the server may have been killed since the last request
                 control = self._connected()
@@ -222,12 +227,15 @@ class _Server:
                     reply = control.recv(1 << 12)
                     if reply:
                         return dict(json.loads(reply))
+                    failed = {}
+                except TimeoutError:
+                    failed = {"late": True}
                 except OSError:
-                    pass
+                    failed = {}
                 self._stop()
                 if "end" in request:
                     break  # its workers died with it
-            return {}
+        return failed
 
     def _connected(self) -> socket.socket:
         """Return the control socket of the server, which is started if necessary."""

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from scanloom.core import Flag, Reason, ScanError
+from scanloom.io.system import sandbox
 from scanloom.io.system.sandbox import AVAILABLE, SandboxLimits, run_sandboxed, shared_empty
 from support import sandbox_jobs as jobs
 
@@ -174,6 +175,14 @@ def test_a_helper_that_was_killed_is_replaced():
     [helper] = workers()
     helper.kill()
     assert run_sandboxed(jobs.give_back, 2, limits=LIMITS) == 2
+
+
+def test_a_helper_that_is_late_is_no_lack_of_memory(monkeypatch):
+    sandbox._SERVER.stop()
+    monkeypatch.setattr(sandbox, "_FORK_TIMEOUT_S", 1e-3)  # less than Python's own start
+    assert code_of(jobs.give_back, 1) == "DECODE_TIMEOUT"
+    monkeypatch.undo()
+    assert run_sandboxed(jobs.give_back, 1, limits=LIMITS) == 1
 
 
 def test_nothing_lives_on_after_the_parent_was_killed(tmp_path):

@@ -1,1 +1,0 @@
-"""Data, labelling rules and training of the model `ct_tissue`."""
