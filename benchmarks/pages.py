@@ -61,7 +61,9 @@ CHANGE = """([id, value, count]) => new Promise((done) => {
 
 def memory() -> float:
     """Return the largest resident memory of this process so far, GiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    # ru_maxrss would begin with that of the parent process
+    _, peak = Path("/proc/self/status").read_text().split("VmHWM:")
+    return int(peak.split()[0]) / 2**20
 
 
 def measurements() -> list[tuple[Any, ...]]:
@@ -186,7 +188,7 @@ def measure_restart(out: Path) -> list[tuple[str, object]]:
         note("stored list")
         state.listed("r1", read_query({}), 0, 99)
         note("first answer")
-        while state.worklist.checking:
+        while state.worklist.checking is not None:
             time.sleep(0.05)
         note("all checked")
     return rows
