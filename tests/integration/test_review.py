@@ -306,7 +306,7 @@ for free in 0 60 120 240 4000; do
   scanloom review "$1/out" --take "$3" --case "$4" --key "$5"
   ls "$1/out/review/revisions/$4" 2> /dev/null
   ls "$1/out/.work"
-  scanloom verify "$1/out" --quiet && echo whole
+  scanloom verify "$1/out" --key "$5" --quiet && echo whole
   umount "$1"
 done
 """

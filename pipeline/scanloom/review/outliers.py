@@ -6,11 +6,12 @@ review, and the report lists the findings behind it.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -123,6 +124,37 @@ class Cohort:
                 cohort = values.read(key)
                 self._centre[key] = _centre(cohort, key[2])
                 self.distributions[key] = _distribution(key[2], cohort, self._centre[key])
+
+    def as_json(self) -> str:
+        """Return all of it as JSON."""
+        sets = [sorted(each) for each in (self.usual, self.usually_cut, self.known)]
+        centres = [[*key, *centre] for key, centre in self._centre.items()]
+        distributions = [[*key[:2], asdict(each)] for key, each in self.distributions.items()]
+        return json.dumps([*sets, centres, distributions])
+
+    @classmethod
+    def from_json(cls, text: str) -> Cohort:
+        """Return the cohort that `as_json` described.
+
+        Raises
+        ------
+        LookupError, TypeError, ValueError
+            If the text is none of its.
+        """
+        cohort = cls(())
+        *sets, centres, distributions = json.loads(text)
+        cohort.usual, cohort.usually_cut, cohort.known = (
+            {(model, label) for model, label in each} for each in sets
+        )
+        cohort._centre = {
+            (model, label, quantity): (middle, spread)
+            for model, label, quantity, middle, spread in centres
+        }
+        for model, label, each in distributions:
+            lists = {name: tuple(each[name]) for name in ("usual", "counts")}
+            key = model, label, each["quantity"]
+            cohort.distributions[key] = Distribution(**each | lists)
+        return cohort
 
     def z_score(self, key: Key, value: float) -> float:
         """Return the modified z-score of a value of `values_of`; 0 with too few other cases."""

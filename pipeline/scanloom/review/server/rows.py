@@ -157,6 +157,15 @@ class Names:
         """Return the place of a row; None if there is none of this name."""
         return next(iter(self._lookup.rows(name)), None)
 
+    @property
+    def as_arrow(self) -> pa.Array:
+        """The names of all rows (N,)."""
+        return self._lookup.column
+
+    def places(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Return the place of the row of each name, or -1 (N,)."""
+        return self._lookup.first_rows(names)
+
 
 class CaseRows:
     """Rows in columns, in the order in which they come, which is that of their places.
@@ -178,28 +187,86 @@ class CaseRows:
             texts.add(row.text)
             codes.extend(self._codes(row))
             risks.append(row.risk)
-        risk, count = np.array(risks, np.float64), len(names)
-        order = np.argsort(-risk, kind="stable") if by_risk else np.arange(count)
-        self.names = Names(names.as_arrow().cast(pa.large_string()).take(order))
-        self._texts: pa.Array = texts.as_arrow().take(order)
+        risk = np.array(risks, np.float64)
+        order = np.argsort(-risk, kind="stable") if by_risk else np.arange(len(names))
+        modality, models = np.array(codes, np.int32).reshape(-1, 2)[order].T.copy()
+        arrow_names = names.as_arrow().cast(pa.large_string())
+        columns = arrow_names.take(order), texts.as_arrow().take(order)
+        self._set_columns(*columns, modality, models, risk[order])
+
+    def _set_columns(
+        self,
+        names: pa.Array,
+        texts: pa.Array,
+        modality: NDArray[np.int32],
+        models: NDArray[np.int32],
+        risk: NDArray[np.float64],
+    ) -> None:
+        self.names, self._texts = Names(names), texts
         self._who: pa.Array | None = None
         self._new_texts = dict[int, bytes]()
         """Texts of rows that were replaced."""
-        self.modality, self.models = np.array(codes, np.int32).reshape(-1, 2)[order].T.copy()
-        self.risk, self.present = risk[order], np.ones(count, bool)
+        self.modality, self.models, self.risk = modality, models, risk
+        self.present = np.ones(len(risk), bool)
         self.review = self.risk >= outliers.REVIEW_THRESHOLD
         self.updated = list[int]()
         """Places of rows that were replaced or removed since, in the order of these events."""
         self._with_word, self._guard = dict[str, NDArray[np.bool_]](), threading.Lock()
 
+    @classmethod
+    def from_table(
+        cls, table: pa.Table, modalities: Iterable[str], models: Iterable[Iterable[str]]
+    ) -> CaseRows:
+        """Return the rows of what `as_table` returned."""
+        rows = cls(())
+        rows._modalities = {value: n for n, value in enumerate(modalities)}
+        rows._models = {tuple(value): n for n, value in enumerate(models)}
+        names, texts = (table[column].combine_chunks() for column in ("name", "text"))
+        numbers = (np.array(table[column].to_numpy()) for column in ("modality", "models", "risk"))
+        rows._set_columns(names, texts, *numbers)
+        return rows
+
+    def as_table(self) -> tuple[pa.Table, list[str], list[tuple[str, ...]]]:
+        """Return the rows that were not removed, in their order.
+
+        Returns
+        -------
+        table : pyarrow.Table
+            Modality and models of a row are places in the lists.
+        modalities : list of str
+        models : list of tuple of str
+        """
+        import pyarrow as pa
+        from pyarrow import compute
+
+        texts, new = self._texts, sorted(self._new_texts.copy().items())
+        if new:
+            mask = np.zeros(len(texts), bool)
+            mask[[index for index, _ in new]] = True
+            replaced = pa.array([text for _, text in new], texts.type)
+            texts = compute.replace_with_mask(texts, pa.array(mask), replaced)
+        columns = {
+            "name": self.names.as_arrow,
+            "text": texts,
+            "modality": self.modality,
+            "models": self.models,
+            "risk": self.risk,
+        }
+        table = pa.table(columns).filter(pa.array(self.present))
+        return table, list(self._modalities), list(self._models)
+
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that were not removed."""
         modalities, models = list(self._modalities), list(self._models)
         for index in np.flatnonzero(self.present).tolist():
-            of_scan = modalities[self.modality[index]], models[self.models[index]]
-            text = self._new_texts.get(index)
-            text = self._texts[index].as_py() if text is None else text
-            yield Row(self.names[index], *of_scan, float(self.risk[index]), decoded(text))
+            yield self._row(index, modalities, models)
+
+    def of(self, name: str) -> Row | None:
+        """Return the row of a case; None if there is none, or it was removed."""
+        index = self.names.index(name)
+        if index is None or not self.present[index]:
+            return None
+        return self._row(index, list(self._modalities), list(self._models))
 
     def put(self, row: Row) -> bool:
         """Replace the row of a case, which stays in its place; return whether there is one."""
@@ -251,6 +318,12 @@ class CaseRows:
             sorted({name for key, code in self._models.items() if code in models for name in key}),
             sorted(name for name, code in self._modalities.items() if name and code in modalities),
         )
+
+    def _row(self, index: int, modalities: Sequence[str], models: Sequence[tuple[str, ...]]) -> Row:
+        text = self._new_texts.get(index)
+        text = self._texts[index].as_py() if text is None else text
+        of_scan = modalities[self.modality[index]], models[self.models[index]]
+        return Row(self.names[index], *of_scan, float(self.risk[index]), decoded(text))
 
     def _codes(self, row: Row) -> tuple[int, int]:
         modality = self._modalities.setdefault(row.modality, len(self._modalities))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import threading
 import time
@@ -19,6 +20,7 @@ from scanloom.cards.card import ReferenceRange
 from scanloom.core import Measurement, Reason, ScanError
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import (
+    case_entries,
     case_folder,
     case_parents,
     is_case_name,
@@ -47,9 +49,10 @@ from scanloom.review.server.rows import (
     doubts_of,
 )
 from scanloom.review.server.security import RefusedError
+from scanloom.review.server.stored_list import StoredList, read_list, remove_list, store_list
 from scanloom.review.verdicts.log import REVIEW, VerdictLog
 from scanloom.review.verdicts.readers import Readers
-from scanloom.review.verdicts.verdict import TAGS, Verdict, about, differ, seen_of, state_of
+from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about, differ, seen_of, state_of
 
 LEAST_INTERVAL_S = 2.0
 """Time between two looks for new cases; with many cases, some times as long as a look takes."""
@@ -103,9 +106,14 @@ class CaseStore(Mapping[str, MeasuredCase]):
 class Worklist:
     """The published cases of an output folder, in the order of review; new ones appear.
 
-    At the start, cases are taken from the tables of the last run if their folders are those that
-    the tables were made of, by inode and time. Some folders are read; if one differs, all are. As
-    soon as more of a case is needed than tables have, its folder is read: then that counts.
+    At the start, the list is that of the server before, if it was stored. Its rows are there at
+    once; `checking` says how many were compared with their folders since. If one differs, the list
+    is made anew meanwhile.
+
+    A new list takes cases from the tables of the last run if their folders are those that the
+    tables were made of, by inode and time. Some folders are read; if one differs, all are. As soon
+    as more of a case is needed than a stored list or tables have, its folder is read: then that
+    counts.
 
     Parameters
     ----------
@@ -127,18 +135,22 @@ class Worklist:
         self._guard = threading.Lock()  # of the looks
         self._swap = threading.Lock()  # of the attributes above
         self._cohort = outliers.Cohort((), {})
-        self._stamps: tuple[object, dict[str, object]] | None = None
+        self._stamps: tuple[object, ...] | None = None  # of the folders of cases
         self._next_look, self._next_checked = 0.0, 0
-        self._looks = dict[str, int]()  # of each case's folder and revisions
+        self._looks = dict[str, int]()  # of each case's folder
+        self._revised = dict[str, int]()  # of its revisions
         self._is_sorted = False  # by what the cases are now
         self._look: threading.Thread | None = None
+        self._stored: StoredList | None = None  # until all folders were compared with it
+        self._is_measured = True  # whether `cases` has all cases, else those that were read
+        self._looked = 0  # folders that were compared
+        self._anew: Worklist | None = None  # while a list is made anew
 
     def refresh(self) -> None:
         """Look for cases that were added, replaced or removed, unless that was done just now."""
         with self._guard:
-            if self._stamps is None:
-                self._take_tabled()
-                self._read_changes()
+            if self._stamps is None and self._look is None and not self._take_stored():
+                self._make()
                 return
             if self._look is None or not self._look.is_alive():
                 if time.monotonic() < self._next_look:
@@ -146,7 +158,33 @@ class Worklist:
                 self._look = threading.Thread(target=self._read_changes, daemon=True)
                 self._look.start()
             look = self._look
-        look.join(MAX_WAIT_S)
+        if self._stored is None and self._anew is None:  # else it takes minutes
+            look.join(MAX_WAIT_S)
+
+    @property
+    def checking(self) -> int | None:
+        """Percentage of the folders that were compared with a stored list; None at its end."""
+        stored = self._stored
+        if stored is None:
+            return None
+        return min(99, 100 * (self._anew or self)._looked // max(1, len(stored.names)))
+
+    def seen(self, name: str) -> Seen | None:
+        """Return what a verdict about a case is about; None if it is not there.
+
+        As long as a stored list is not checked, its word counts for cases that were not read.
+
+        Raises
+        ------
+        OSError
+            If the case can't be read for the moment.
+        """
+        case, stored = self.cases.get(name), self._stored
+        if not isinstance(case, ListedCase):
+            if stored is not None and (seen := stored.seen(name)) and self.rows.of(name):
+                return seen
+            case = self.read(name)
+        return None if case is None else case.seen
 
     def read(self, name: str) -> ListedCase | None:
         """Return a case of the list, whose folder is read if it was not; None if it is not there.
@@ -157,18 +195,19 @@ class Worklist:
             If it can't be read for the moment.
         """
         case = self.cases.get(name)
-        if case is not None and not isinstance(case, ListedCase):
+        is_listed = case is not None or (not self._is_measured and self.rows.of(name) is not None)
+        if is_listed and not isinstance(case, ListedCase):
             self.update(name)
             case = self.cases.get(name)
         return case if isinstance(case, ListedCase) else None
 
     def findings(self, name: str) -> list[Finding]:
-        """Return the findings of a case; [] if it is not there."""
-        case = self.cases.get(name)
+        """Return the findings of a case; [] if it is not there; errors as `read`."""
+        case = self.cases.get(name) or self.read(name)
         return [] if case is None else _findings(case, self._cohort)
 
-    def update(self, name: str) -> None:
-        """Read a case again if it was replaced, corrected or removed.
+    def update(self, name: str) -> bool:
+        """Read a case again if it was replaced, corrected or removed; return whether it was.
 
         Its findings are made anew; its place in the list, and what other cases are compared with,
         stay until the next look that finds another case in `cases/`.
@@ -182,7 +221,7 @@ class Worklist:
         case = self._current(folder)
         with self._swap:
             if case is not None and not self._put(case):
-                return
+                return False
             self._is_sorted = False
             if case is None:
                 self.cases.remove(name)
@@ -194,6 +233,7 @@ class Worklist:
                 if not self.rows.put(row):
                     self.rows = CaseRows(itertools.chain(self.rows, [row]))
             self.version += 1
+            return True
 
     def _put(self, case: ListedCase) -> bool:
         """Keep a case as it was read; return whether the list had another one, or none."""
@@ -201,7 +241,92 @@ class Worklist:
         if isinstance(listed, ListedCase) and listed.stamp == case.stamp:
             return False
         self.cases.put(case)
+        row = None if self._is_measured else self.rows.of(case.name)
+        if listed is None and row is not None:  # of a stored list
+            seen = None if self._stored is None else self._stored.seen(case.name)
+            is_same = row == Row.of(case, _findings(case, self._cohort))
+            return not is_same or seen not in (None, case.seen)
         return isinstance(listed, ListedCase) or case.as_measured != listed
+
+    def _take_stored(self) -> bool:
+        """Take the list that an earlier server stored, if there is one."""
+        stored = read_list(self.out)
+        if stored is None:
+            return False
+        self.rows, self._cohort, self.damaged = stored.rows, stored.cohort, stored.damaged
+        self._stored, self._is_measured = stored, False
+        self.version += 1
+        return True
+
+    def _make(self) -> None:
+        """Make the list of tables and folders."""
+        self._take_tabled()
+        self._read_changes()
+
+    def _make_anew(self) -> bool:
+        """Make the list anew while this one is shown, and take it; return whether it is whole."""
+        self._anew = anew = Worklist(self.out, self._judged)
+        try:
+            anew._make()
+        finally:
+            self._anew = None
+        if anew._stamps is None:  # the folder can't be read now
+            return False
+        before = self.cases
+        with self._swap:
+            for name in ("cases", "rows", "damaged", "_cohort", "_looks", "_revised", "_is_sorted"):
+                setattr(self, name, getattr(anew, name))
+            self._stored, self._is_measured, self._next_checked = None, True, anew._next_checked
+            self.version += 1
+        for name in before:  # it may have been corrected after the new list read it
+            self.update(name)
+        return anew._stamps[0] is not None
+
+    def _check(self, stored: StoredList, revised: Mapping[str, int]) -> bool:
+        """Compare all folders with a stored list; return whether it is that of a new look.
+
+        Of damaged cases, those with verdicts, those with new corrections and some others, the
+        folders are read.
+        """
+        self._looked = 0
+        names, missing, damaged = stored.names, np.ones(len(stored.names), bool), set[str]()
+        entries = (entry for entry, _ in case_entries(self.out))
+        while batch := list(itertools.islice(entries, CHECKED)):
+            damaged |= stored.damaged.intersection(entry.name for entry in batch)
+            whole = [entry for entry in batch if entry.name not in damaged]
+            places = names.places([entry.name for entry in whole])
+            looks = np.fromiter(map(_look_at, whole), np.int64, len(whole))
+            if (places < 0).any() or (stored.looks[places] != looks).any():
+                return False
+            missing[places] = False
+            self._looked += len(whole)
+        folders = (case_folder(self.out, name) for name in damaged)
+        if missing.any() or damaged != stored.damaged or any(map(self._current, folders)):
+            return False
+        corrected = {name for name, _ in stored.revised().items() ^ revised.items()}
+        judged = {name for name in self._judged if names.index(name) is not None}
+        some = np.random.default_rng().choice(len(names), min(CHECKED, len(names)), replace=False)
+        for name in judged.union(names[place] for place in some) - corrected:
+            self.update(name)
+        # rows that changed, also those that somebody looked at meanwhile
+        if self.rows is not stored.rows or {*map(names.__getitem__, self.rows.updated)} - corrected:
+            return False
+        for name in corrected.intersection(names):
+            self.update(name)
+        self._stored, self._revised = None, dict(revised)
+        if self.rows.updated or any(stored.seen(name) is None for name in judged):
+            self._store(dict(zip(names, stored.looks.tolist(), strict=True)))
+        return True
+
+    def _store(self, looks: Mapping[str, int]) -> None:
+        """Store the list for the next server, if it is a long one."""
+        if len(self.rows.names) <= CHECKED:
+            remove_list(self.out)
+        else:
+            cases = ((name, self.cases.get(name)) for name in self._judged)
+            seen = {name: case.seen for name, case in cases if isinstance(case, ListedCase)}
+            rows, cohort, damaged = self.rows, self._cohort, self.damaged
+            store_list(self.out, rows, cohort, damaged, looks, self._revised, seen)
 
     def _take_tabled(self) -> None:
         """Take the cases of the tables, as after a look at the folders that these were made of."""
@@ -209,39 +334,47 @@ class Worklist:
             with suppress(LookupError, TypeError):
                 if name not in self._judged:
                     self.cases.put(MeasuredCase.of(name, document, measurements))
-                    self._looks[name] = _look((time_ns, inode), None)
+                    self._looks[name] = _look((time_ns, inode))
         self._next_checked = secrets.randbelow(len(self._looks) or 1)
 
     def _read_changes(self) -> None:
         began = time.monotonic()
         whole = True
         with suppress(OSError):  # the folder is gone or can't be read now: the list stays
-            stamps = [*map(_stamp, case_parents(self.out))], _revision_stamps(self.out)
-            if self._stamps is None or stamps[0] != self._stamps[0]:
+            stamps = [*map(_stamp, case_parents(self.out))], _revision_looks(self.out)
+            if self._stored is not None and self._check(self._stored, stamps[1]):
+                pass
+            elif not self._is_measured and (self._stamps is None or stamps[0] != self._stamps[0]):
+                whole = self._make_anew()
+            elif self._stamps is None or stamps[0] != self._stamps[0]:
                 whole = self._read(stamps[1])
             else:
-                for name in {name for name, _ in stamps[1].items() ^ self._stamps[1].items()}:
+                for name in {name for name, _ in stamps[1].items() ^ self._revised.items()}:
                     self.update(name)
+                self._revised = stamps[1]
             # the stamps were taken before the look: a change meanwhile is seen by the next one
-            self._stamps = stamps if whole else (None, stamps[1])  # look again soon
+            self._stamps = (stamps[0] if whole else None,)
         now = time.monotonic()
         self._next_look = now + max(LEAST_INTERVAL_S, _INTERVALS_PER_LOOK * (now - began))
 
-    def _read(self, revisions: Mapping[str, object]) -> bool:
+    def _read(self, revised: Mapping[str, int]) -> bool:
         """Read new and changed cases; return whether each could be read, or is damaged.
 
-        One that can't be read for the moment stays as it was. `revisions` are the stamps of those
-        that there are.
+        One that can't be read for the moment stays as it was. `revised` are the looks of the
+        revisions that there are.
         """
+        self._looked = 0
         damaged, whole, is_sorted = set[str](), True, self._is_sorted
         gone, folders = set(self.cases), published_cases(self.out)
         count = len(folders)
         for n, folder in enumerate(folders):
+            self._looked = n
             name, listed = folder.name, folder.name in self.cases
             gone.discard(name)
             is_checked = (n - self._next_checked) % count < CHECKED
-            look = _look(_stamp(folder), revisions.get(name))
+            look = _look(_stamp(folder))
             is_same = listed and look == self._looks.get(name)
+            is_same &= revised.get(name) == self._revised.get(name)
             if is_same and not is_checked:
                 continue
             try:
@@ -261,16 +394,19 @@ class Worklist:
                 is_sorted = False
                 if is_same and is_tabled:  # the table is not to be trusted
                     self._looks = {}
-                    return self._read(revisions)
+                    return self._read(revised)
         self._next_checked = (self._next_checked + CHECKED) % max(1, count)
         for name in gone:
             self.cases.remove(name)
             self._looks.pop(name, None)
             is_sorted = False
+        self._revised = dict(revised)
         if is_sorted:
             self.damaged = damaged
         else:
             self._sort(damaged)
+            if whole:
+                self._store(self._looks)
         return whole
 
     def _sort(self, damaged: set[str]) -> None:
@@ -329,15 +465,23 @@ def _findings(case: MeasuredCase, cohort: outliers.Cohort) -> list[Finding]:
     return outliers.find_outliers({"": case.measurements}, cohort, {"": case.axes})[""]
 
 
-def _look(folder: object, revisions: object) -> int:
-    """Return a number that changes with the stamps of a case's folder and of its revisions."""
-    return hash((folder, revisions))
+def _look(stamp: object) -> int:
+    """Return a number that changes with the stamp of a folder; of integers, in any process."""
+    return hash(stamp) if stamp else 0
 
 
-def _revision_stamps(out: Path) -> dict[str, object]:
-    """Return stamps that change when a revision is added, by the name of its case."""
+def _look_at(entry: os.DirEntry[str]) -> int:
+    """Return the look of a folder in `cases/`; 0 if it is gone."""
+    with suppress(OSError):
+        stat = entry.stat(follow_symlinks=False)
+        return _look((stat.st_mtime_ns, stat.st_ino))
+    return 0
+
+
+def _revision_looks(out: Path) -> dict[str, int]:
+    """Return numbers that change when a revision is added, by the name of its case."""
     try:
-        return {path.name: _stamp(path) for path in Path(out, *REVISIONS).iterdir()}
+        return {path.name: _look(_stamp(path)) for path in Path(out, *REVISIONS).iterdir()}
     except OSError as exc:
         if is_passing(exc):
             raise
@@ -456,17 +600,20 @@ class ReviewState:
             since the version.
         """
         with self._view(reviewer) as view:
-            if since == view.version:
+            checking = self.worklist.checking
+            version = f"{view.version}.{'' if checking is None else checking}"
+            if since == version:
                 return None
             rows, names = view.rows, view.rows.rows.names
             chosen = self._chosen(view, query)
             places = changed = chosen[first : last + 1]
-            known = since.removeprefix(view.made)
+            known = since.removeprefix(view.made).partition(".")[0]
             if since.startswith(view.made) and known.isdecimal() and len(known) < 10:
                 changed = rows.changed_since(places, int(known))
             models, modalities = rows.rows.choices(rows.all)
             return {
-                "version": view.version,
+                "version": version,
+                "checking": checking,
                 "columns": COLUMNS,
                 "names": [names[place] for place in places],
                 "cases": self._shown_rows(view, changed, reviewer),
@@ -532,12 +679,12 @@ class ReviewState:
     def _set(self, view: _View, place: int, reviewer: str, verdicts: ByReviewer) -> None:
         """Set the state of a row by all verdicts about its case."""
         name = view.rows.rows.names[place]
-        case = self.worklist.read(name)
-        if case is None:  # removed: no selection has it
+        seen = self.worklist.seen(name)
+        if seen is None:  # removed: no selection has it
             return
         visible = self._visible(name, reviewer, verdicts, view.back)
-        state = state_of(case.seen, visible, disagreed=differ(visible))
-        valid = {name: about(case.seen, verdicts)}
+        state = state_of(seen, visible, disagreed=differ(visible))
+        valid = {name: about(seen, verdicts)}
         reads = bool(self.readers.cases_of(reviewer, [name], valid))
         view.rows.set(place, state, own=reviewer in visible, reads=reads)
 
@@ -549,7 +696,10 @@ class ReviewState:
             case = self.worklist.read(name)
             if case is None:  # removed since
                 continue
-            verdicts = self._visible(name, reviewer, self.log.stack.of_case(name), view.back)
+            kept = self.log.stack.of_case(name)
+            if kept and self.worklist.checking is not None:  # its state was by the stored list
+                self._set(view, place, reviewer, kept)
+            verdicts = self._visible(name, reviewer, kept, view.back)
             own = verdicts.get(reviewer)
             row = {
                 "id": name,
@@ -763,10 +913,10 @@ class ReviewState:
         self, name: str, reviewer: str, verdicts: ByReviewer, back: set[str]
     ) -> dict[str, Verdict]:
         """Return the verdicts about a case that a reviewer may see; none of one to read again."""
-        case = self.worklist.read(name)
-        if name in back or case is None:
+        seen = self.worklist.seen(name)
+        if name in back or seen is None:
             return {}
-        return self.readers.visible(name, reviewer, verdicts, case.seen)
+        return self.readers.visible(name, reviewer, verdicts, seen)
 
     def _coming_back(self, reviewer: str) -> set[str]:
         if not self.readers.repeat:

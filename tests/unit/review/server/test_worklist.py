@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from scanloom.io.output.published import store_file_stamps
 from scanloom.review.outliers import Finding
 from scanloom.review.revisions import latest_result, read_label_maps, revision_number
 from scanloom.review.server import state as state_module
+from scanloom.review.server import stored_list
 from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.requests import read_query, read_rows
 from scanloom.review.server.rows import STATES, CaseRows, ListedCase, Query, Row
@@ -414,6 +416,7 @@ def test_a_list_from_tables_is_that_from_folders(drawn: Path) -> None:
     assert changed <= read
     assert len(read - changed) <= 2  # those that are read by chance
     (drawn / "private" / "tabled.parquet").unlink()
+    (drawn / "private" / "list.parquet").unlink()
     from_folders, all_read = first_look(drawn)
     assert all_read == set(names) - {names[n] for n in (11, 13, 30)}
     assert shown(from_tables) == shown(from_folders)
@@ -462,3 +465,243 @@ def test_a_case_from_tables_that_changed_is_read_when_it_is_shown(drawn: Path) -
     assert worklist.read(gone) is None
     assert gone not in listed(worklist)
     assert worklist.version == version + 2
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Hold the comparison of stored lists with folders until the event is set."""
+    event, check = threading.Event(), Worklist._check
+    monkeypatch.setattr(Worklist, "_check", lambda *args: event.wait() and check(*args))
+    yield event
+    event.set()
+
+
+def checked(worklist: Worklist) -> Worklist:
+    """Return a list after its stored rows were compared with the folders."""
+    worklist.refresh()
+    assert worklist._look is not None
+    worklist._look.join()
+    assert worklist.checking is None
+    return worklist
+
+
+def judge(out: Path, *names: str) -> set[str]:
+    """Store a list whose server knew of verdicts about some cases."""
+    first_look(out, set(names))
+    return set(names)
+
+
+def test_a_stored_list_is_shown_before_folders_are_read(drawn: Path, held: threading.Event) -> None:
+    first, _ = first_look(drawn)
+    again = Worklist(drawn)
+    again.refresh()
+    assert (again.checking, len(again.cases)) == (0, 0)
+    assert list(again.rows) == list(first.rows)
+    version, name = again.version, again.rows.names[3]
+    case = again.read(name)
+    assert isinstance(case, ListedCase)
+    assert again.findings(name) == first.findings(name)
+    assert again.version == version
+    held.set()
+    checked(again)
+    assert len(again.cases) < 30
+    assert shown(again) == shown(first)
+
+
+def replace(out: Path, name: str) -> None:
+    publish_drawn(out, name, 103)
+
+
+def add(out: Path, name: str) -> None:
+    publish_drawn(out, names_of(31)[30], 30)
+
+
+def take_away(out: Path, name: str) -> None:
+    shutil.rmtree(out / "cases" / name)
+
+
+def damage(out: Path, name: str) -> None:
+    (out / "cases" / name / "labels.nii.gz").unlink()
+
+
+def edit_in_place(out: Path, name: str) -> None:
+    folder = out / "cases" / name
+    path, time = folder / "measurements.json", folder.stat().st_mtime_ns
+    path.write_text(path.read_text().replace("kidney_left", "kidney_lost"))
+    _write_checksums(folder)
+    store_file_stamps(folder)
+    os.utime(folder, ns=(time, time))
+
+
+@pytest.mark.parametrize("change", [replace, add, take_away, damage, edit_in_place])
+def test_a_list_that_was_stored_before_a_change_is_made_anew(
+    drawn: Path, change: Callable[[Path, str], None]
+) -> None:
+    judged = judge(drawn, names_of(30)[4])
+    change(drawn, *judged)
+    again = checked(Worklist(drawn, judged))
+    (drawn / "private" / "tabled.parquet").unlink()
+    (drawn / "private" / "list.parquet").unlink()
+    assert shown(again) == shown(first_look(drawn)[0])
+    assert shown(checked(Worklist(drawn))) == shown(again)  # as stored since
+
+
+def test_a_case_that_changed_is_read_when_it_is_asked_for(
+    drawn: Path, held: threading.Event
+) -> None:
+    replaced, gone, damaged = names_of(30)[:3]
+    judged = judge(drawn, replaced, gone)
+    replace(drawn, replaced)
+    take_away(drawn, gone)
+    damage(drawn, damaged)
+    again = Worklist(drawn, judged)
+    again.refresh()
+    known = again.seen(replaced)
+    assert known != seen(drawn / "cases" / replaced)  # as last listed
+    assert {replaced, gone, damaged} <= set(listed(again))
+    version = again.version
+    case = again.read(replaced)
+    assert case is not None
+    assert case.seen == again.seen(replaced) == seen(drawn / "cases" / replaced)
+    assert (again.read(gone), again.read(damaged)) == (None, None)
+    assert again.seen(gone) is None
+    assert not {gone, damaged} & set(listed(again))
+    assert again.damaged == {damaged}
+    assert (again.version, again.checking) == (version + 3, 0)
+
+
+def test_corrections_since_a_list_was_stored_are_read_alone(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = first_look(drawn)
+    name = names_of(30)[7]
+    revision = add_revision(drawn, drawn / "cases" / name, 107)
+    anew = list[object]()
+    monkeypatch.setattr(Worklist, "_make_anew", anew.append)
+    for _ in range(2):  # the second time as stored by the first
+        again = checked(Worklist(drawn, {name}))
+        assert listed(again) == listed(first)
+        assert again.seen(name) == seen(revision)
+        assert list(again.rows) != list(first.rows)
+    assert not anew
+
+
+def test_a_correction_is_not_lost_to_a_list_that_was_made_anew_meanwhile(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, make = names_of(30)[7], Worklist._make
+    judged = judge(drawn, name)
+    add(drawn, name)
+    again, revisions = Worklist(drawn, judged), list[Path]()
+
+    def make_slowly(anew: Worklist) -> None:
+        make(anew)
+        revisions.append(add_revision(drawn, drawn / "cases" / name, 107))
+        again.update(name)
+
+    monkeypatch.setattr(Worklist, "_make", make_slowly)
+    checked(again)
+    assert again._is_measured
+    assert again.seen(name) == seen(revisions[0])
+
+
+def test_a_list_that_became_short_is_not_stored(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_look(drawn)
+    take_away(drawn, names_of(30)[0])
+    monkeypatch.setattr(state_module, "CHECKED", 29)
+    checked(Worklist(drawn))
+    assert not (drawn / "private" / "list.parquet").exists()
+
+
+def test_a_list_that_was_checked_is_not_taken_again_while_it_is_stored(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_look(drawn)
+    begun, end = threading.Event(), threading.Event()
+    monkeypatch.setattr(state_module, "MAX_WAIT_S", 0)
+    monkeypatch.setattr(Worklist, "_store", lambda *_: begun.set() or end.wait())
+    again = Worklist(drawn, {names_of(30)[4]})  # whose result was not stored
+    again.refresh()
+    rows = again.rows
+    begun.wait()
+    again.refresh()
+    assert again.checking is None
+    assert again.rows is rows
+    end.set()
+    checked(again)
+
+
+def other_version(out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(stored_list, "__version__", "another")
+    return out
+
+
+def flip(out: Path, _: pytest.MonkeyPatch) -> Path:
+    file = out / "private" / "list.parquet"
+    data = bytearray(file.read_bytes())
+    data[data.index(b"kidney right: ")] ^= 1
+    file.write_bytes(data)
+    return out
+
+
+def other_sum(out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As if what the rows were compared with was damaged: a part of the file without checksums."""
+    monkeypatch.setattr(stored_list, "crc32", lambda _: 0)
+    return out
+
+
+def copy(out: Path, _: pytest.MonkeyPatch) -> Path:
+    return Path(shutil.copytree(out, out.with_name("copy"), copy_function=shutil.copy2))
+
+
+def link(out: Path, _: pytest.MonkeyPatch) -> Path:
+    file = out / "private" / "list.parquet"
+    file.rename(out / "elsewhere")
+    file.symlink_to(out / "elsewhere")
+    return out
+
+
+@pytest.mark.parametrize("change", [other_version, flip, other_sum, copy, link])
+def test_a_list_that_is_not_of_this_folder_is_not_shown(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., Path]
+) -> None:
+    first, _ = first_look(drawn)
+    out = change(drawn, monkeypatch)
+    again, _ = first_look(out)
+    assert again._look is None  # made before it was shown
+    assert list(again.rows) == list(first.rows)
+
+
+def test_a_list_that_cannot_be_stored_is_shown_all_the_same(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stored_list, "write_private", full)
+    assert len(listed(first_look(drawn)[0])) == 30
+    assert not (drawn / "private" / "list.parquet").exists()
+
+
+def test_a_page_says_how_much_of_its_list_was_checked(drawn: Path, held: threading.Event) -> None:
+    name = names_of(30)[4]
+    with closing(VerdictLog(drawn)) as log:
+        log.append(Verdict(name, "r1", seen(drawn / "cases" / name), decision="accept"))
+        judge(drawn, name)
+        replace(drawn, name)
+        state = ReviewState(drawn, log, Readers(("r1",)), OpenCases(drawn, None), {"r1": "anna"})
+        query = read_query({"filter": "accept"})
+        answer = state.listed("r1", query, 0, 99)
+        assert answer is not None
+        assert (answer["checking"], answer["counts"]["all"]) == (0, 30)
+        assert answer["names"] == [name]
+        assert answer["counts"]["stale"] == 1  # its row was read to be shown
+        held.set()
+        checked(state.worklist)
+        answer = state.listed("r1", query, 0, 99, answer["version"])
+        assert answer is not None
+        assert (answer["checking"], answer["names"]) == (None, [])
+        assert answer["counts"]["stale"] == 1
+        assert state.listed("r1", query, 0, 99, answer["version"]) is None

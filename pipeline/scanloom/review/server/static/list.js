@@ -301,11 +301,11 @@ class ListPage {
   }
 
   drawCounts() {
-    const { damaged, found, counts, next } = this.listed;
-    const all = `${found} of ${counts.all} cases`;
-    byId("count").textContent = damaged
-      ? `${all}; ${damaged} can't be read: see scanloom verify`
-      : all;
+    const { checking, damaged, found, counts, next } = this.listed;
+    const parts = [`${found} of ${counts.all} cases`];
+    if (checking !== null) parts.push(`as last listed, ${checking} % checked so far`);
+    if (damaged) parts.push(`${damaged} can't be read: see scanloom verify`);
+    byId("count").textContent = parts.join("; ");
     document.body.classList.toggle("empty", !counts.all);
     let text = "";
     if (!counts.all) {
