@@ -8,6 +8,7 @@ labels are on the rectangular grid.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from scanloom.io.readback.nifti import itk_affine
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 
 _COMPRESSION_LEVEL = 1
+"""As of NIfTI files."""
 _CONTEXTS = (
     "Segmentation category and type - DICOM master list",
     "Anatomic codes - DICOM master list",
@@ -43,8 +45,6 @@ def _write(folder: Path, content: CaseContent) -> None:
 
 def write_seg_nrrd(segmentation: Segmentation, path: Path) -> None:
     """Write a segmentation as 3D Slicer does; equal content has equal bytes."""
-    from isal import igzip
-
     grid, layers = segmentation.grid, [layer.labels for layer in segmentation.layers]
     if grid.sheared:
         layers = [rectangular_labels(labels, grid) for labels in layers]
@@ -57,7 +57,7 @@ def write_seg_nrrd(segmentation: Segmentation, path: Path) -> None:
     stored = voxels[0] if len(voxels) == 1 else np.stack(voxels, -1)
     with path.open("wb") as file:
         file.write(header.encode("utf-8"))
-        with igzip.GzipFile("", "wb", _COMPRESSION_LEVEL, fileobj=file, mtime=0) as zipped:
+        with gzip.GzipFile("", "wb", _COMPRESSION_LEVEL, fileobj=file, mtime=0) as zipped:
             zipped.write(stored)
 
 

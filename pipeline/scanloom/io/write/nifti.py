@@ -11,6 +11,7 @@ of the source, no scaling, mm.
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from scanloom.io.scan import NiftiSource, Source
 from scanloom.io.volumes.nifti import forms_for
 
 _COMPRESSION_LEVEL = 1
-"""igzip level: 6 times faster than zlib, and a label map is small at any level."""
+"""zlib's fastest: a label map is small at any level. isal's igzip would be 6 times faster, but now
+and then packs equal content into other bytes."""
 
 _MAX_AXIS_LENGTH = 32767
 """Largest number of voxels along an axis in a NIfTI-1 header (int16)."""
@@ -46,8 +48,6 @@ def write_nifti(
     slope : float
         Voxels mean so many times their number (`scl_slope`).
     """
-    from isal import igzip
-
     # NIfTI has neither bool nor float16, of which float32 represents every value
     if array.dtype == np.bool_:
         array = array.view(np.uint8)
@@ -57,7 +57,7 @@ def write_nifti(
     voxels = np.ascontiguousarray(array.T)
     with (
         path.open("wb") as file,
-        igzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as zipped,
+        gzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as zipped,
     ):
         zipped.write(_header(array, grid, source, slope))
         zipped.write(voxels)
