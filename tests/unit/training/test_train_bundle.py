@@ -554,6 +554,7 @@ def test_a_model_is_trained_of_label_maps_alone(tmp_path: Path) -> None:
     assert [bool(row["mean_dice"]) for row in rows(bundle)] == [False, True, False]
     assert len(read_model(bundle, {}).structures) == 2
     listed = json.loads((bundle / "configs" / "datalist.json").read_text())
+    assert len(listed.pop("content")) == 64  # a SHA-256
     assert {name: len(cases) for name, cases in listed.items()} == {
         "training": 4,
         "validation": 1,
