@@ -392,18 +392,18 @@ def display_colors(
         else:
             colors |= chosen
             used.update(chosen.values())
-    forms = [(color, _darker(color)) for color in _palette()]
-    nearest = np.full((len(forms), 2), np.inf)  # of both forms to the colours that are shown
-    nearest = _closer(nearest, forms, [*colors.values()])
+    shades = [(color, _darker(color)) for color in _palette()]  # on the left, on the right
+    nearest = np.full((len(shades), 2), np.inf)  # their differences to the colours that are shown
+    nearest = _closer(nearest, shades, [*colors.values()])
     for n, pair in enumerate(waiting):
         columns = [int(_is_right(s)) for s in pair]
-        free = [used.isdisjoint(each[column] for column in columns) for each in forms]
+        free = [used.isdisjoint(each[column] for column in columns) for each in shades]
         unlike = np.where(free, nearest[:, columns].min(axis=1), -1)
-        best = int(unlike.argmax()) if any(free) else n % len(forms)
-        own = [forms[best][column] for column in columns]
+        best = int(unlike.argmax()) if any(free) else n % len(shades)
+        own = [shades[best][column] for column in columns]
         colors.update(zip((s.number for s in pair), own, strict=True))
         used.update(own)
-        nearest = _closer(nearest, forms, own)
+        nearest = _closer(nearest, shades, own)
     return colors
 
 
@@ -514,10 +514,13 @@ def _darker(color: Color) -> Color:
 
 
 def _closer(
-    nearest: NDArray[np.float64], forms: Sequence[Sequence[Color]], shown: Sequence[Color]
+    nearest: NDArray[np.float64], shades: Sequence[Sequence[Color]], shown: Sequence[Color]
 ) -> NDArray[np.float64]:
-    """Return the least difference of each form to shown colours too, as people see it (redmean)."""
-    a, b = np.array(forms, float)[:, :, None], np.array(shown, float).reshape(-1, 3)
+    """Return the least differences (N, 2) after more colours are shown.
+
+    They are weighted as people see them: redmean, compuphase.com/cmetric.htm.
+    """
+    a, b = np.array(shades, float)[:, :, None], np.array(shown, float).reshape(-1, 3)
     red = (a[..., 0] + b[..., 0]) / 512
     weights = np.stack([2 + red, np.full_like(red, 4), 3 - red], axis=-1)
     difference = (weights * (a - b) ** 2).sum(axis=-1)

@@ -271,9 +271,10 @@ def fitted(table: Table, width: int) -> Table:
     """
     from rich.table import Column, Table
 
-    rows = [[str(cell) for cell in row] for row in zip(*(c.cells for c in table.columns))]  # noqa: B905
+    cells_of = [[str(cell) for cell in column.cells] for column in table.columns]
+    rows = [*zip(*cells_of, strict=True)]
     titles = [str(c.header) if table.show_header else "" for c in table.columns]
-    columns = [*zip(titles, *rows)]  # noqa: B905
+    columns = [[title, *cells] for title, cells in zip(titles, cells_of, strict=True)]
     longest = [max(map(len, cells), default=0) for cells in columns]
     words = [
         most if column.no_wrap else max((len(w) for text in cells for w in text.split()), default=0)

@@ -264,7 +264,7 @@ def check_cases(
 
 
 class Checked(NamedTuple):
-    """What the check knows of a case.
+    """Results of the check of a case.
 
     Parameters
     ----------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,12 +57,12 @@ def test_a_page_is_read_and_a_single_value_is_a_list(tmp_path: Path) -> None:
     ],
 )
 def test_a_structure_of_one_side_is_not_mirrored_alone(
-    structure: dict[str, object], axis: str, *, valid: bool
+    structure: dict[str, Any], axis: str, *, valid: bool
 ) -> None:
     import yaml
 
     for name in {"laterality", "type"} & structure.keys():
-        structure = {**structure, name: {**structure[name], "scheme": "SCT"}}  # type: ignore[dict-item]
+        structure = {**structure, name: {**structure[name], "scheme": "SCT"}}
     page = {
         **yaml.safe_load(PAGE),
         "structures": [{**structure, "values": 1}],
@@ -122,7 +123,7 @@ def test_the_published_schema_is_that_of_the_code() -> None:
 def test_what_results_say_of_a_model_is_in_its_metadata() -> None:
     import yaml
 
-    from scanloom.convert.monai.metadata import Metadata
+    from scanloom.convert.monai.metadata import LimitationFields, Metadata
     from scanloom.training.bundle import metadata
 
     stated = yaml.safe_load(PAGE)
@@ -134,8 +135,7 @@ def test_what_results_say_of_a_model_is_in_its_metadata() -> None:
     said = Metadata.model_validate(document).scanloom
     assert said.structures["near"].experimental
     assert not said.structures["far"].experimental
-    assert said.limitations[0] == "No heads."
-    assert said.limitations[1].where == "far"  # type: ignore[union-attr]
+    assert said.limitations == ("No heads.", LimitationFields(**known))
     assert said.reference_ranges[0].range == (1.0, 2.5)
 
 
