@@ -333,9 +333,9 @@ class Outputs:
     )
     structures: tuple[str, ...] = option(
         (),
-        "Labels to keep; by default, all",
+        "Labels to keep; by default, all but those that their model has on request only",
         panel="Model",
-        help="Structures to keep; default all.",
+        help="Structures to keep; default the model's usual ones.",
         metavar="A,B",
         parser="names",
         completion="complete_structures",

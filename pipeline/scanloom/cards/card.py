@@ -780,8 +780,9 @@ class ModelCard:
     structures are united by label, later parts over earlier ones, and mapped back by nearest
     neighbour.
     `flags` are caveats of every result of the model; `limitations` are sentences on its known
-    errors, `reference_ranges` usual measurements of its structures. `subset` is the card for
-    requested structures only. `fast` is the card's own preset for less work.
+    errors, `reference_ranges` usual measurements of its structures. `on_request` has the labels
+    that results have only if they are asked for. `subset` is the card for requested structures
+    only. `fast` is the card's own preset for less work.
     """
 
     name: str
@@ -813,6 +814,7 @@ class ModelCard:
     flags: tuple[Flag, ...] = ()
     limitations: tuple[Limitation, ...] = ()
     reference_ranges: tuple[ReferenceRange, ...] = ()
+    on_request: tuple[str, ...] = ()
     subset: Stage | None = None
     fast: FastPreset | None = None
 
@@ -824,6 +826,8 @@ class ModelCard:
         for each in ({s.label for s in self.structures}, {s.number for s in self.structures}):
             if len(each) < len(self.structures):
                 raise ValueError("two structures have the same label or number")
+        if not set(self.on_request) < {s.label for s in self.structures}:
+            raise ValueError("structures on request must be some of the model's, not all")
         painted = {n for _, n in self.decision.regions} if isinstance(self.decision, Paint) else ()
         if not {s.number for s in self.structures}.issuperset(painted):
             raise ValueError("a region is painted with the number of no structure")

@@ -144,7 +144,7 @@ def segment(
         DICOM RTSTRUCT (rtstruct), measurements in DICOM SR (sr), IBSI features of the structures
         (radiomics), or closed surfaces, in glTF (surface).
     structures : str, or sequence of str
-        Labels to keep; by default, all.
+        Labels to keep; by default, all but those that their model has on request only.
     device : str
         "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
     precision : "auto", "float32" or "half"

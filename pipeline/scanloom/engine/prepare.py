@@ -22,7 +22,13 @@ from numpy.typing import DTypeLike
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_assumed_modality, check_modalities
-from scanloom.cards.graph import Node, graph_of, needed_parts, running_order
+from scanloom.cards.graph import (
+    Node,
+    graph_of,
+    needed_parts,
+    running_order,
+    structures_of_results,
+)
 from scanloom.cards.requested import requested_card
 from scanloom.convert.store import find_model
 from scanloom.core import (
@@ -99,6 +105,7 @@ class Request:
                 cards.append(find_model(name))
         with workflow.naming_lines("models"):
             unique = unique_cards(cards)
+        workflow = _with_usual_structures(workflow, unique)
         with workflow.naming_lines("outputs", "structures"):
             check_structures(unique, workflow.output_options, workflow.relations)
         return cls(workflow, unique)
@@ -164,6 +171,17 @@ class Request:
         workflow = self.workflow
         options = workflow.read_options, workflow.relations, workflow.compute_options
         return (workflow.output_options, *options)
+
+
+def _with_usual_structures(workflow: Workflow, cards: tuple[ModelCard, ...]) -> Workflow:
+    """Return a workflow without structures that are on request only, if it names none."""
+    on_request = {label for card in cards for label in card.on_request}
+    if workflow.outputs.structures or not on_request:
+        return workflow
+    results = structures_of_results(cards, workflow.relations).values()
+    usual = {each.label for structures in results for each in structures} - on_request
+    outputs = workflow.outputs.model_copy(update={"structures": tuple(sorted(usual))})
+    return workflow.model_copy(update={"outputs": outputs})
 
 
 def may_be_several(inputs: Inputs) -> bool:

@@ -685,8 +685,7 @@ def metadata(recipe: TrainingRecipe) -> Json:
     page = recipe.model_dump(mode="json", include={"limitations", "reference_ranges"})
     structures = {
         structure.label: structure.model_dump(
-            include={"name", "category", "type", "laterality", "color", "experimental"},
-            exclude_none=True,
+            exclude={"label", "values", "weight"}, exclude_none=True
         )
         for structure in recipe.structures
     }

@@ -92,6 +92,9 @@ class TrainedStructure(Section, frozen=True):
     laterality: CodeFields | None = Field(default=None, description="Its side, coded")
     color: tuple[int, int, int] | None = Field(default=None, description="R, G, B, 0 to 255")
     experimental: bool = Field(default=False, description="Whether results call it experimental")
+    on_request: bool = Field(
+        default=False, description="Whether results have it only if `--structures` names it"
+    )
     weight: Positive = Field(
         default=1.0, description="Weight in the loss: above 1 for small ones among many"
     )

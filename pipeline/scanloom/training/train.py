@@ -182,12 +182,9 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
     """
     from scanloom.io.system.disk_errors import output_error
 
-    root = common_folder([pair for split in SPLITS for pair in prepared.cases[split]])
-    pairs = {split: relative_pairs(prepared.cases[split], root) for split in SPLITS}
+    check_folder(prepared, bundle)
     try:
-        if bundle.exists() and any(bundle.iterdir()):
-            _refuse_another(prepared, bundle, root, pairs)
-        write_bundle(prepared.recipe, pairs, root, bundle, prepared.content)
+        write_bundle(prepared.recipe, *_relative(prepared), bundle, prepared.content)
         (bundle / "docs").mkdir(exist_ok=True)
         document = cases_document(prepared.cases, prepared.left_out)
         atomic_write(bundle / "docs" / "data.json", lambda file: write_json(file, document))
@@ -195,14 +192,26 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
         raise output_error(exc, "the bundle") from exc
 
 
-def _refuse_another(
-    prepared: Prepared, bundle: Path, root: Path, pairs: dict[Split, list[dict[str, str]]]
-) -> None:
-    """Refuse a folder whose configs are not those of this training."""
+def check_folder(prepared: Prepared, bundle: Path) -> None:
+    """Refuse a folder that holds something else than the bundle of this training.
+
+    Raises
+    ------
+    ScanError
+        RECIPE if the folder holds another training or other files; OUTPUT_UNWRITABLE if it can't
+        be listed.
+    """
+    from scanloom.io.system.disk_errors import output_error
+
+    try:
+        if not bundle.exists() or not any(bundle.iterdir()):
+            return
+    except OSError as exc:
+        raise output_error(exc, "the bundle") from exc
     if not (bundle / "configs" / "train.json").is_file():
         raise ScanError(Reason.RECIPE, "the folder for the bundle holds other files")
     with tempfile.TemporaryDirectory() as scratch:
-        write_bundle(prepared.recipe, pairs, root, Path(scratch))
+        write_bundle(prepared.recipe, *_relative(prepared), Path(scratch))
         for name in COMPARED:
             new, old = (_config(folder, name) for folder in (Path(scratch), bundle))
             # a bundle of an earlier version does not know the content of its files
@@ -213,6 +222,12 @@ def _refuse_another(
             if content != prepared.content:
                 detail = "images, label maps or weights to start from are not those of this bundle"
                 raise ScanError(Reason.RECIPE, f"{detail} any more: train into another folder")
+
+
+def _relative(prepared: Prepared) -> tuple[dict[Split, list[dict[str, str]]], Path]:
+    """Return the pairs of each part, relative to a folder that holds all, and that folder."""
+    root = common_folder([pair for split in SPLITS for pair in prepared.cases[split]])
+    return {split: relative_pairs(prepared.cases[split], root) for split in SPLITS}, root
 
 
 def _config(bundle: Path, name: str) -> dict[str, object] | None:

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 
 from scanloom.cards.card import Argmax, Checks, Decision, ModelCard, Range, Threshold
+from scanloom.cards.card_file import weights_file, write_card
 from scanloom.core import Outputs, ReadOptions, Reason, Relations, ScanError, format_bytes
 from scanloom.core.relations import CropBy, ResultOf
 from scanloom.engine.prepare import (
     MEASUREMENT_BYTES,
     OutputTarget,
+    Request,
     check_memory,
     estimate_case,
     prepare,
 )
+from scanloom.engine.workflow.schema import make_workflow
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.memory import CaseEstimate
 from scanloom.inference.restore.restorers import ScoreRestorer
@@ -167,3 +170,28 @@ def test_a_fault_of_the_program_is_a_refusal_too(tmp_path: Path) -> None:
 
     assert record is not None
     assert record.reason is Reason.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("requested", "written"),
+    [([], ("part-1", "part-3")), (["part-2"], ("part-2",)), (["part-1", "part-2"],) * 2],
+)
+def test_structures_on_request_are_written_if_they_are_named(
+    requested: list[str], written: tuple[str, ...], tmp_path: Path
+) -> None:
+    card = model_cards.card(
+        model_cards.small_weights(tmp_path),
+        structures=model_cards.structures(3),
+        on_request=("part-2",),
+    )
+    model = tmp_path / "model"
+    file = weights_file(model, card.weights.sha256)
+    file.parent.mkdir(parents=True)
+    card.weights.file.rename(file)
+    write_card(card, model)
+
+    request = Request.of(
+        make_workflow(name="t", models=[str(model)], outputs={"structures": requested})
+    )
+
+    assert request.workflow.output_options.structures == tuple(written)

@@ -20,6 +20,7 @@ import torch
 
 from scanloom.core import ScanError
 from scanloom.training.recipe import TrainingRecipe
+from support.commands import scanloom
 
 pytestmark = pytest.mark.skipif(
     not all(map(find_spec, ("ignite", "fire", "tensorboard"))), reason="needs the extra train"
@@ -150,6 +151,11 @@ def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path
     (tmp_path / "full" / "thesis.txt").write_text("x")
     with pytest.raises(ScanError, match=r"RECIPE.*other files"):
         write_training(prepare(recipe(), data), tmp_path / "full")
+    page = data / "recipe.json"
+    page.write_text(json.dumps(recipe().model_dump(mode="json", exclude_defaults=True)))
+    planned = scanloom("train", page, "-o", tmp_path / "full", "--dry-run")
+    assert planned.code != 0
+    assert "other files" in planned.err
 
 
 def test_a_training_does_not_go_on_with_a_label_map_that_was_corrected(tmp_path: Path) -> None:

@@ -127,14 +127,14 @@ def test_what_results_say_of_a_model_is_in_its_metadata() -> None:
     from scanloom.training.bundle import metadata
 
     stated = yaml.safe_load(PAGE)
-    stated["structures"][0]["experimental"] = True
+    stated["structures"][0] |= {"experimental": True, "on_request": True}
     known = {"text": "Far is often near.", "where": "far"}
     usual = {"structure": "near", "quantity": "volume_ml", "range": [1.0, 2.5], "source": "T."}
     stated |= {"limitations": ["No heads.", known], "reference_ranges": [usual]}
     document = json.loads(json.dumps(metadata(TrainingRecipe.model_validate(stated))))
     said = Metadata.model_validate(document).scanloom
-    assert said.structures["near"].experimental
-    assert not said.structures["far"].experimental
+    stated = {name: (s.experimental, s.on_request) for name, s in said.structures.items()}
+    assert stated == {"near": (True, True), "far": (False, False)}
     assert said.limitations == ("No heads.", LimitationFields(**known))
     assert said.reference_ranges[0].range == (1.0, 2.5)
 

@@ -469,6 +469,9 @@ def print_entry(entry: ModelEntry) -> None:
     if any(s.experimental for s in card.structures):
         labels = ", ".join(s.label for s in card.structures if s.experimental)
         screen.print(f"Experimental, according to its authors: {labels}")
+    if card.on_request:
+        labels = ", ".join(card.on_request)
+        screen.print(f"Only on request, by --structures: {labels}")
 
 
 def plain_entry(entry: ModelEntry) -> dict[str, Any]:
@@ -533,6 +536,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
                 "type": vars(s.type),
                 "laterality": vars(s.laterality) if s.laterality else None,
                 "experimental": s.experimental,
+                "on_request": s.label in card.on_request,
             }
             for s in card.structures
         ],

@@ -54,7 +54,13 @@ def train(
 
         page = read_recipe(recipe)
         _check_extra()
-        from scanloom.training.train import measure, prepare, run_training, write_training
+        from scanloom.training.train import (
+            check_folder,
+            measure,
+            prepare,
+            run_training,
+            write_training,
+        )
 
         with _checking(shown=not (general.quiet or general.json)) as progress:
             prepared = prepare(page, recipe.absolute().parent, options.fold, progress)
@@ -62,6 +68,7 @@ def train(
             for line in data_lines(prepared):
                 say(line, err=True)
         if options.dry_run:
+            check_folder(prepared, options.out)
             measured = measure(prepared)
             plain = {"schema": 1, "training": {**asdict(measured), "seconds": measured.seconds}}
             print_result(general.mode, lambda: plain, lambda: _show(measured))

@@ -269,6 +269,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
         flags=after.flags,
         limitations=_limitations(metadata, structures),
         reference_ranges=_reference_ranges(metadata, structures),
+        on_request=_on_request(metadata, structures),
     )
 
 
@@ -286,6 +287,16 @@ def _limitations(
         if each.where and each.where not in conditions:
             raise damaged(f"{METADATA}: limitations: {truncate(each.where)!r} is no condition")
     return limitations
+
+
+def _on_request(metadata: Metadata, structures: Sequence[Structure]) -> tuple[str, ...]:
+    """Return the labels that results have only on request; MODEL_DAMAGED if none is left."""
+    fields = metadata.scanloom.structures
+    labels = [each.label for each in structures]
+    chosen = tuple(label for label in labels if label in fields and fields[label].on_request)
+    if len(chosen) == len(labels):
+        raise damaged(f"{METADATA}: all structures are on request only")
+    return chosen
 
 
 def _reference_ranges(

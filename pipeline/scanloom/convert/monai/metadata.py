@@ -53,7 +53,8 @@ def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
 Text = Annotated[str, BeforeValidator(_as_text), AfterValidator(one_line)]
 Shown = Annotated[str, AfterValidator(_shown)]
 Sentence = Annotated[Shown, Field(min_length=1, max_length=300)]
-Pair = tuple[float, float]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Pair = tuple[Finite, Finite]
 Millimetres = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
@@ -98,6 +99,7 @@ class StructureFields(_StrictModel):
     laterality: CodeFields | None = None
     color: tuple[int, int, int] | None = None
     experimental: bool = False
+    on_request: bool = False
 
 
 class CheckFields(_StrictModel):

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import inspect
 import io
+import math
 import tempfile
 import warnings
 import zipfile
@@ -969,6 +970,7 @@ METADATA_REFUSED: list[tuple[Change, str, str]] = [
     (put("scanloom/colour", 1), "MODEL_DAMAGED", "scanloom.colour: is unknown"),
     (put("scanloom/checks/low", [3]), "MODEL_DAMAGED", "scanloom.checks.low"),
     (put("scanloom/checks/low", [3, 1]), "MODEL_DAMAGED", "scanloom.checks.low"),
+    (put("scanloom/checks/low", [-math.inf, 1]), "MODEL_DAMAGED", "scanloom.checks.low"),
     (put("scanloom/checks/refuse", ["hue"]), "MODEL_DAMAGED", "refuse"),
     (put("scanloom/weights_sha256", "abc"), "MODEL_DAMAGED", "weights_sha256"),
     (put("scanloom/precisions", ["int8"]), "MODEL_DAMAGED", "precisions"),
