@@ -335,7 +335,9 @@ def _choose(
         structures = [*each.structures(options.structures)]
         if not structures:
             continue
-        status = _status(each, current.get(each.case_folder.name, {}), structures)
+        verdicts = current.get(each.case_folder.name, {})
+        subjects = [f"{s.model}/{s.label}" for s in structures]
+        status = review_status(each.folder, each.seen, verdicts, subjects)
         # A correction that was accepted is both
         corrected = status == "accepted" and revision_number(each.folder) > 0
         if status in options.verdicts or (corrected and "corrected" in options.verdicts):
@@ -387,25 +389,34 @@ def _read_results(out: Path, model: str | None, left_out: LeftOut) -> list[_Resu
     return results
 
 
-def _status(
-    result: _Result, verdicts: Mapping[str, Verdict], structures: Iterable[_Structure]
+def review_status(
+    folder: Path, seen: Seen, verdicts: Mapping[str, Verdict], subjects: Iterable[str]
 ) -> Status:
-    """Return the status of a result by the verdicts about it, for some of its structures.
+    """Return the status of the latest result of a case, for some of its structures.
 
     A reviewer's decision about a structure counts before that about the case; of several
     reviewers, the majority's counts, as in the review.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the case or revision.
+    verdicts : mapping
+        Verdicts about the case, by reviewer.
+    subjects : iterable of str
+        The structures, as `<model>/<label>`.
     """
-    counting = about(result.seen, verdicts)
+    counting = about(seen, verdicts)
     states = {
         state_of(
-            result.seen,
+            seen,
             {
                 reviewer: replace(verdict, decision=decision)
                 for reviewer, verdict in counting.items()
-                if (decision := verdict.structures.get(f"{s.model}/{s.label}", verdict.decision))
+                if (decision := verdict.structures.get(subject, verdict.decision))
             },
         )
-        for s in structures
+        for subject in subjects
     }
     if "reject" in states:
         return "rejected"
@@ -416,7 +427,7 @@ def _status(
     if states == {"accept"}:
         return "accepted"
     # Whoever corrected a result has looked at it: a revision needs no verdict
-    if revision_number(result.folder):
+    if revision_number(folder):
         return "corrected"
     return "stale" if verdicts and not counting else "unreviewed"
 
@@ -590,7 +601,11 @@ def _earlier(out: Path, folder: Path, form: Form) -> Mapping[str, Any]:
 
 
 def _check_files(folder: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to replace a dataset's folder that has a file which its record does not name."""
+    """Refuse to replace a dataset's folder that has a file which its record does not name.
+
+    So is one with a label map of another size: to draw it may have taken hours. Equal content has
+    another time after a copy.
+    """
     known = {RECORD, *record.get("documents", ())}
     for case in record.get("cases", ()):
         known |= case["files"].keys()
@@ -599,6 +614,13 @@ def _check_files(folder: Path, record: Mapping[str, Any]) -> None:
         if not is_folder and path.relative_to(folder).as_posix() not in known:
             detail = "the dataset's folder has a file that scanloom did not write: move it away"
             raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(path))
+    for case in record.get("cases", ()):
+        [*_, (name, (size, _))] = case["files"].items()
+        with suppress(FileNotFoundError):
+            if (folder / name).lstat().st_size != size:
+                detail = "a label map was changed in the dataset: `scanloom review --take` keeps it"
+                detail += ", or remove it"
+                raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(folder / name))
 
 
 @dataclass
@@ -647,6 +669,7 @@ class _Maker:
             if not self._reuse(result.case, "labels_of", labels_of, [labels]):
                 self._write_labels(result, structures, labels)
             files = {name: _stamp(self.draft / name) for name in (*images, labels)}
+            _check_same(result)
         except BaseException:
             for name in (*images, labels):
                 (self.draft / name).unlink(missing_ok=True)
@@ -681,18 +704,23 @@ class _Maker:
             if not stat.S_ISREG(target.lstat().st_mode):
                 raise OSError("not a regular file")  # noqa: TRY301
         except OSError:  # another file system, or one without links
-            target.unlink(missing_ok=True)
-            try:
-                stored = open_regular_file(path)
-            except OSError as exc:
-                if is_passing(exc):
-                    raise
-                raise ScanError(Reason.RESULT_DAMAGED, "a file of the result is damaged") from exc
-            with stored, target.open("xb") as copy:
-                shutil.copyfileobj(stored, copy)
-            fsync_path(target)
+            self._copy(path, name)
         finally:
             os.close(folder)
+
+    def _copy(self, path: Path, name: str) -> None:
+        target = self.draft / name
+        target.parent.mkdir(exist_ok=True)
+        target.unlink(missing_ok=True)
+        try:
+            stored = open_regular_file(path)
+        except OSError as exc:
+            if is_passing(exc):
+                raise
+            raise ScanError(Reason.RESULT_DAMAGED, "a file of the result is damaged") from exc
+        with stored, target.open("xb") as copy:
+            shutil.copyfileobj(stored, copy)
+        fsync_path(target)
 
     def _write(self, array: NDArray[Any], grid: Grid, scan: Scan, name: str) -> None:
         path = self.draft / name
@@ -735,7 +763,8 @@ class _Maker:
         [*files] = dict.fromkeys(each.file for each in structures.values())
         stored = {s.label: s.number for s in result.structures() if s.file in files}
         if len(files) == 1 and stored == self.labels and not result.grid.sheared:
-            self._link(result.folder / files[0], name)
+            # no link: programs that correct labels write them in their place
+            self._copy(result.folder / files[0], name)
             return
         dtype = np.uint8 if len(self.labels) < 256 else np.uint16
         labels: NDArray[Any] = np.zeros(result.grid.shape, dtype, order="F")
@@ -758,6 +787,17 @@ class _Maker:
             labels = np.maximum(labels, layer)
         grid = scan.volume.grid
         self._write(rectangular_labels(labels, grid), rectangular_grid(grid), scan, name)
+
+
+def _check_same(result: _Result) -> None:
+    """Refuse files of a result that was replaced, as by a run, since it was chosen."""
+    same = False
+    with suppress(*_DAMAGE, ScanError):
+        document = read_json(result.case_folder / CASE)
+        same = document == result.document and seen_of(result.folder) == result.seen
+    if not same:
+        detail = "the result was replaced while the dataset was written"
+        raise ScanError(Reason.NOT_REVIEWED, detail)
 
 
 def _file_names(form: Form, result: _Result, *, test: bool) -> tuple[list[str], str]:

@@ -391,18 +391,64 @@ def test_structures_of_models_with_other_numbers_are_the_same_by_code(tmp_path: 
 # --- folders --------------------------------------------------------------------------------------
 
 
-def test_files_of_the_output_folder_are_linked(results: Results) -> None:
+def test_images_are_linked_and_label_maps_copied(results: Results) -> None:
+    """Programs that correct labels write files in their place."""
     results.write()
-    linked = [
-        (results.target / "data" / "labelsTr" / f"{case}.nii.gz").samefile(
-            results.out / "cases" / case / FILE
-        )
-        for case in results.cases
-    ]
-    assert all(linked)
+    data = results.target / "data"
+    for case in results.cases:
+        label, stored = data / "labelsTr" / f"{case}.nii.gz", results.out / "cases" / case / FILE
+        assert label.read_bytes() == stored.read_bytes()
+        assert label.stat().st_nlink == 1
     [image] = results.out.glob("cases/*/image.nii.gz")
-    stored = results.target / "data" / "imagesTr" / f"{image.parent.name}.nii.gz"
-    assert stored.samefile(image)
+    assert (data / "imagesTr" / f"{image.parent.name}.nii.gz").samefile(image)
+
+
+def test_a_label_map_that_was_drawn_in_the_dataset_is_not_lost(results: Results) -> None:
+    results.write()
+    case = results.cases[1]
+    label = results.target / "data" / "labelsTr" / f"{case}.nii.gz"
+    content = label.read_bytes()
+    shutil.copyfile(label, results.target / "copy")
+    drawn = nib.load(label)
+    array = np.asarray(drawn.dataobj).copy()
+    array[3:9, 4:8, 2:6] = 2
+    nib.save(nib.Nifti1Image(array, drawn.affine), label)
+    changed = label.read_bytes()
+    results.decide(case, "reject")
+
+    assert refusal(results) is Reason.OUTPUT_UNWRITABLE
+
+    assert label.read_bytes() == changed
+    shutil.copyfile(results.target / "copy", label)  # has another time
+    results.decide(case, "accept")
+    results.write()
+    label.unlink()
+    results.write()
+    assert label.read_bytes() == content
+
+
+def test_a_result_that_is_replaced_meanwhile_is_left_out(results: Results) -> None:
+    """Nobody saw the new one."""
+    judged, replaced, corrected, *_ = results.cases
+    for case in (judged, replaced):
+        results.decide(case, "accept")
+    results.correct(corrected)
+
+    def run_again(done: int, total: int) -> None:
+        if done == 1:
+            for case in (replaced, corrected):
+                file = folder_of(results.out, case) / "case.json"
+                file.write_text(file.read_text().replace("r" * 64, "s" * 64))
+
+    data = results.target / "data"
+    dataset = write_dataset(results.out, data, DatasetOptions(), results.key, run_again)
+
+    assert taken(dataset) == {judged: "accepted"}
+    assert {case: reason for case, (reason, _) in dataset.left_out.items()} == {
+        replaced: Reason.NOT_REVIEWED,
+        corrected: Reason.NOT_REVIEWED,
+    }
+    assert [p.name for p in (data / "labelsTr").iterdir()] == [f"{judged}.nii.gz"]
 
 
 def test_without_hard_links_files_are_copied(
