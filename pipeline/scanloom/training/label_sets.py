@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError, Volume
@@ -24,7 +25,8 @@ from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.label_files import on_grid, read_label_file
-from scanloom.training.dataset import RECORD, named_patient
+from scanloom.review.verdicts.verdict import Verdict, seen_of
+from scanloom.training.dataset import RECORD, named_patient, review_status
 
 Values = tuple[int, ...]
 """Values of a structure in a label map: several for a region of nnU-Net."""
@@ -128,7 +130,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
         File with the key of an output folder, whose cases also have the names of their scans'
         files; None for the user's own. It is not needed for a folder without the crosswalk.
     corrected : bool
-        Whether corrections replace the results of an output folder.
+        Whether corrections replace the results of an output folder, of which only accepted and
+        corrected structures count if anything in it was reviewed.
 
     Raises
     ------
@@ -165,7 +168,8 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
     from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
     from scanloom.io.output.layout import no_results, published_cases
     from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key, check_links
-    from scanloom.review.revisions import latest_result
+    from scanloom.review.revisions import latest_result, revision_number
+    from scanloom.review.verdicts.log import VerdictStack, read_verdicts
 
     check_links(out)
     folders = published_cases(out)
@@ -179,8 +183,12 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         ids |= {folder: case for case, folder in case_folders(out).items()}
         sources = latest_by_id(find_sources(out, sorted(ids.values())))
         records = {name: sources[case] for name, case in ids.items() if case in sources}
+    latest = {each: latest_result(out, each.name) if corrected else each for each in folders}
+    verdicts = VerdictStack(read_verdicts(out)).current() if corrected else {}
+    # of a folder that nobody ever reviewed, as of another model, every result is a reference
+    is_reviewed = any(verdicts.values()) or any(map(revision_number, latest.values()))
     cases = []
-    for folder in folders:
+    for folder, result in latest.items():
         record = records.get(folder.name)
         names, patient = [folder.name], ""
         if record is not None:
@@ -188,7 +196,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
             # nnU-Net numbers the channels of images; files of one name have folders of their own
             names += [record.id, case_name(source.name).removesuffix("_0000"), source.parent.name]
             patient = named_patient(record)
-        result = latest_result(out, folder.name) if corrected else folder
+        judged = verdicts.get(folder.name, {}) if is_reviewed else None
         cases.append(
             CaseLabels(
                 folder.name,
@@ -196,15 +204,21 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
                 patient,
                 result,
                 has_grid=True,
-                read=partial(_read_result, out, folder.name, result),
+                read=partial(_read_result, out, folder.name, result, judged),
                 image=partial(_source_image, out, folder.name, key),
             )
         )
     return LabelSet(tuple(cases), pseudonymous=True)
 
 
-def _read_result(out: Path, name: str, folder: Path, grid: Grid | None) -> Labels:
-    """Return the labels of a result: of the case's folder, or that of a revision."""
+def _read_result(
+    out: Path, name: str, folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Grid | None
+) -> Labels:
+    """Return the labels of a result: of the case's folder, or that of a revision.
+
+    With verdicts, those of structures that were accepted or corrected: what a model labelled and
+    nobody approved is no reference, least of all for that model.
+    """
     from scanloom.io.output.layout import case_folder
     from scanloom.review.revisions import read_label_maps
 
@@ -212,16 +226,33 @@ def _read_result(out: Path, name: str, folder: Path, grid: Grid | None) -> Label
     try:
         document = read_json(case_folder(out, name) / CASE)["grid"]
         own = Grid(tuple(document["shape"]), document["affine_ras_mm"])
+        entries = read_json(folder / SEGMENTS)["files"]
         regions = unique_names(
             (plain_name(structure["label"]), (n, (int(structure["number"]),)))
-            for n, entry in enumerate(read_json(folder / SEGMENTS)["files"])
+            for n, entry in enumerate(entries)
             for structure in entry["structures"]
         )
+        if verdicts is not None:
+            seen = seen_of(folder)
+            statuses = {
+                plain_name(structure["label"]): review_status(
+                    folder, seen, verdicts, [f"{entry['model']}/{structure['label']}"]
+                )
+                for entry in entries
+                for structure in entry["structures"]
+            }
     except (ValueError, LookupError, TypeError) as exc:
         raise ScanError(Reason.RESULT_DAMAGED, "a document of the result is damaged") from exc
     grid = own if grid is None else grid
-    layers = tuple(on_grid(each, own.affine, grid) for each in maps.values())
-    return Labels(layers, regions, grid)
+    layers = [on_grid(each, own.affine, grid) for each in maps.values()]
+    if verdicts is not None:
+        for label in [each for each in regions if statuses[each] not in ("accepted", "corrected")]:
+            layer, values = regions.pop(label)
+            layers[layer] = np.where(np.isin(layers[layer], values), 0, layers[layer])
+        if not regions:
+            detail = f"the reference is {' and '.join(sorted(set(statuses.values())))}"
+            raise ScanError(Reason.NOT_REVIEWED, detail)
+    return Labels(tuple(layers), regions, grid)
 
 
 def _source_image(out: Path, name: str, key: Path | None) -> Volume | None:
@@ -286,7 +317,7 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
         ]
         for subsets in (("test", "testing"), ("training", "validation"))
     )
-    names, patients = _value_names(document), _patients(folder)
+    names, patients = value_names(document), _patients(folder)
     for listed, labels, images in (
         (tests, "labelsTs", "imagesTs"),
         (training, "labelsTr", "imagesTr"),
@@ -307,7 +338,7 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
             ]
     scans = {}
     if not document and folder.name.startswith("labels"):  # of a dataset
-        names = _value_names(_document(folder.parent))
+        names = value_names(_document(folder.parent))
         scans = _scans(folder.parent / folder.name.replace("labels", "images", 1))
         patients = _patients(folder.parent)
     return [
@@ -379,7 +410,7 @@ def _items(document: Mapping[str, Any], subset: str) -> list[dict[str, Any]]:
     ]
 
 
-def _value_names(document: Mapping[str, Any]) -> Names | None:
+def value_names(document: Mapping[str, Any]) -> Names | None:
     """Return the values of each structure of a dataset; None if it names none.
 
     MSD has names by value, nnU-Net values by name, of which a region has several.

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import unicodedata
+from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,10 +19,12 @@ from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.revisions import take_file
+from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.verdict import Verdict
 from scanloom.training.evaluate import Evaluation, evaluate
 from scanloom.training.label_sets import LabelSet, open_label_set
 from support.commands import Ended, scanloom
-from support.review_cases import KEY, affine_of, publish, scan_array
+from support.review_cases import KEY, affine_of, publish, scan_array, seen
 
 SHAPE = (20, 18, 12)
 AFFINE = affine_of("LAS")
@@ -461,6 +464,32 @@ def test_a_model_is_compared_with_the_corrections_of_its_results(tmp_path: Path)
     assert revision is not None
     assert run(tmp_path, "out", "out", "--key", tmp_path / "key").code == 0
     assert [row["outcome"] for row in table(tmp_path)] == ["found", "invented", "found"]
+
+
+def test_what_a_review_did_not_approve_is_no_reference(tmp_path: Path) -> None:
+    """A model would agree with itself."""
+    names = [publish(tmp_path, scan_array(n), affine_of(), f"scan{n}").name for n in range(4)]
+    with closing(VerdictLog(tmp_path / "out")) as log:
+        for name, decision, structures in zip(
+            names,
+            ("accept", "reject", "accept"),
+            ({}, {}, {"threshold/part-2": "reject"}),
+            strict=False,
+        ):
+            shown = seen(tmp_path / "out/cases" / name)
+            log.append(Verdict(name, "r1", shown, decision, structures))  # type: ignore[arg-type]
+
+    ended = run(tmp_path, "out", "out", "--key", tmp_path / "key")
+
+    assert ended.code == 1
+    rows = table(tmp_path)
+    assert {row["case"]: row["reason"] for row in rows if row["reason"]} == {
+        names[1]: "NOT_REVIEWED",
+        names[3]: "NOT_REVIEWED",
+    }
+    found = [row["structure"] for row in rows if row["case"] == names[2]]
+    assert found == ["part_1", "part_3"]
+    assert len([row for row in rows if row["case"] == names[0]]) == 3
 
 
 def test_damaged_results_are_left_out(results: Path, tmp_path: Path) -> None:
