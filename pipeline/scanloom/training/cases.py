@@ -7,6 +7,7 @@ import json
 import os
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -17,6 +18,7 @@ from scanloom.core import Reason, ScanError, Volume
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
+from scanloom.training.label_sets import Names, plain_name, value_names
 from scanloom.training.recipe import Data, TrainingRecipe
 
 MAX_LIST_BYTES: Final = 64 << 20
@@ -182,16 +184,48 @@ def _volumes(folder: Path) -> list[Path]:
     return [f for f in files if f.name.lower().endswith(VOLUME_SUFFIXES) and f.name[0] != "."]
 
 
-def _listed(file: Path) -> dict[Split, list[Pair]]:
-    """Return the pairs of a JSON list: MONAI's, or the `dataset.json` of the decathlon."""
+def check_values(recipe: TrainingRecipe, folder: Path) -> None:
+    """Refuse a recipe that has a structure's name for another value than its data has.
+
+    The model would call one structure by the name of the other. Data that are described by no
+    `dataset.json` or list, and names that only one of them has, are not compared.
+
+    Raises
+    ------
+    ScanError
+        TRAINING_DATA.
+    """
+    data = recipe.data
+    if data.label_maps is not None:
+        return
+    if data.labels is not None:
+        file = (folder / data.labels).parent / "dataset.json"
+    else:
+        file = folder / data.msd / "dataset.json" if data.msd else folder / str(data.datalist)
+    named: Names | None = None
+    with suppress(ScanError, AttributeError):  # none, or of another program
+        named = value_names(_document(file))
+    for structure in recipe.structures:
+        values = (named or {}).get(plain_name(structure.label), structure.values)
+        if set(values).isdisjoint(structure.values):
+            theirs, own = (" ".join(map(str, each)) for each in (values, structure.values))
+            detail = f"{structure.label} is {theirs} in {file.name}, and {own} in the recipe"
+            raise ScanError(Reason.TRAINING_DATA, detail)
+
+
+def _document(file: Path) -> Any:
     try:
-        raw = read_regular_file(file, MAX_LIST_BYTES)
-        document = json.loads(raw)
+        return json.loads(read_regular_file(file, MAX_LIST_BYTES))
     except OSError as exc:
         detail = f"the list of cases can't be read ({type(exc).__name__})"
         raise ScanError(Reason.TRAINING_DATA, detail) from exc
     except (ValueError, RecursionError) as exc:
         raise ScanError(Reason.TRAINING_DATA, "the list of cases is not JSON") from exc
+
+
+def _listed(file: Path) -> dict[Split, list[Pair]]:
+    """Return the pairs of a JSON list: MONAI's, or the `dataset.json` of the decathlon."""
+    document = _document(file)
     try:
         return {
             split: [

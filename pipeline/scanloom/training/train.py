@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -29,6 +30,7 @@ from scanloom.training.cases import (
     Split,
     cases_document,
     check_cases,
+    check_values,
     common_folder,
     find_cases,
     relative_pairs,
@@ -40,6 +42,8 @@ COMPARED: Final = ("train.json", "datalist.json")
 """Configs that must be equal for a training to go on: weights of another one would be mixed in."""
 LOCK: Final = ".lock"
 """The file that a training holds a lock of."""
+FULL_BYTES: Final = 1 << 20
+"""Space below which a disk is full: no checkpoint is smaller."""
 MEASURED_STEPS: Final = 10
 """Steps of a measurement, after as many that don't count: libraries choose kernels in the first
 ones. They are one epoch, since the first step of an epoch takes longer than the others."""
@@ -121,9 +125,9 @@ def prepare(
     Raises
     ------
     ScanError
-        TRAINING_DATA, as `find_cases`, or if all cases for training are left out, or none of
-        them has one of the structures; RECIPE if there are no weights to start from, or of another
-        network.
+        TRAINING_DATA, as `find_cases` and `check_values`, or if all cases for training are left
+        out, or none of them has one of the structures; RECIPE if there are no weights to start
+        from, or of another network.
     """
     content = hashlib.sha256()
     if recipe.network.start is not None:
@@ -135,6 +139,7 @@ def prepare(
         network = recipe.network.model_copy(update={"start": str(start.absolute())})
         recipe = recipe.model_copy(update={"network": network})
     cases = find_cases(recipe.data, folder, fold)
+    check_values(recipe, folder)
     pairs = [pair for split in SPLITS for pair in cases[split]]
     done = 0
 
@@ -256,7 +261,8 @@ def run_training(
     Raises
     ------
     ScanError
-        LOCKED if another process trains the bundle; TRAINING if the command fails.
+        LOCKED if another process trains the bundle; TRAINING if the command fails, DISK_FULL if
+        there is no space.
     """
     # two processes would write, and remove, each other's checkpoints
     with (bundle / LOCK).open("ab") as lock:
@@ -301,6 +307,9 @@ def _run_training(
             if match := re.match(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))\b", line):
                 cause = cause or match[1]
     if process.returncode:
+        # PyTorch's error for a checkpoint that has no room does not say so
+        if shutil.disk_usage(bundle).free < FULL_BYTES:
+            raise ScanError(Reason.DISK_FULL, "no space left for the bundle", str(bundle))
         detail = f"MONAI's command failed ({cause or f'exit {process.returncode}'})"
         raise ScanError(Reason.TRAINING, detail)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,46 @@ def test_a_structure_that_no_case_has_is_refused(tmp_path: Path) -> None:
     structures = [{"label": name, "values": n} for n, name in enumerate(("near", "far", "gone"), 1)]
     with pytest.raises(ScanError, match=r"TRAINING_DATA.*no case for training has .* gone"):
         prepare(recipe(structures=structures), data)
+
+
+@pytest.mark.parametrize(
+    ("source", "file"),
+    [
+        ({"msd": "."}, "dataset.json"),
+        ({"datalist": "list.json"}, "list.json"),
+        ({"images": "images", "labels": "labels"}, "dataset.json"),
+    ],
+)
+def test_a_name_that_the_data_have_for_another_value_is_refused(
+    tmp_path: Path, source: dict[str, str], file: str
+) -> None:
+    """As after another order of `scanloom dataset --structures`: the model would swap names."""
+    from scanloom.training.train import prepare
+
+    data = write_data(tmp_path, 4)
+    pairs = [{k: f"{k}s/case_{n}.nii.gz" for k in ("image", "label")} for n in range(4)]
+    page = recipe(data={**source, "validation": 1})
+    # another name is no contradiction, nor a value among several
+    for labels in ({"1": "Near", "2": "remote"}, {"near": [1, 2], "far": 2}, "none"):
+        (data / file).write_text(json.dumps({"labels": labels, "training": pairs}))
+        prepare(page, data)
+    swapped = {"0": "background", "2": "near", "1": "far"}
+    (data / file).write_text(json.dumps({"labels": swapped, "training": pairs}))
+    with pytest.raises(ScanError, match=rf"TRAINING_DATA: near is 2 in {file}, and 1 in the"):
+        prepare(page, data)
+
+
+def test_a_full_disk_is_the_reason_of_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch says nothing of it."""
+    from scanloom.training import train
+
+    monkeypatch.setattr(train, "own_python", lambda *_: ["false"])
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(train.shutil, "disk_usage", lambda _: full)
+    with pytest.raises(ScanError, match="DISK_FULL"):
+        train.run_training(tmp_path)
 
 
 # torch's own, when Ignite imports it
