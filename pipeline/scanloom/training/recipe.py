@@ -93,7 +93,7 @@ class TrainedStructure(Section, frozen=True):
     color: tuple[int, int, int] | None = Field(default=None, description="R, G, B, 0 to 255")
     experimental: bool = Field(default=False, description="Whether results call it experimental")
     on_request: bool = Field(
-        default=False, description="Whether results have it only if `--structures` names it"
+        default=False, description="Whether results have it only if `segment --structures` names it"
     )
     weight: Positive = Field(
         default=1.0, description="Weight in the loss: above 1 for small ones among many"
