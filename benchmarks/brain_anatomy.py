@@ -1,6 +1,7 @@
 """Accuracy of brain_anatomy where truth is known, and its sense on real heads.
 
     python brain_anatomy.py drawn MAPS [--count 50]     images drawn of the maps set aside: Dice
+    python brain_anatomy.py t1 MAPS                     T1-weighted heads drawn of them: Dice
     python brain_anatomy.py heads SCAN...               volumes, sides, adult ranges
     python brain_anatomy.py axes SCAN                   24 orders of axes; 1, 2 and 4 mm
     python brain_anatomy.py colin TEMPLATES             Colin27 against AAL (Debian: mricron-data)
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +29,8 @@ from numpy.typing import NDArray
 import scanloom
 from scanloom.inference.graph import Predictor
 
-MODEL = Path(__file__).parents[1] / "models" / "brain_anatomy"
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "models" / "brain_anatomy"
 SEED = 50
 """Of the drawn images; no training has it."""
 HEAD = (192, 240, 240)
@@ -78,7 +81,8 @@ def drawn(model: Predictor, options: argparse.Namespace) -> None:
     from scanloom.training.transforms import SeededDataset
 
     recipe = read_recipe(MODEL / "training" / "recipe.yaml")
-    page = recipe.drawing.model_copy(update={"centred": 0.0, "partial": 0.0})
+    whole_map = {"map_spacing": 1.0, "centred": 0.0, "partial": 0.0}
+    page = recipe.drawing.model_copy(update=whole_map)
     whole = {"spacing": (1.0, 1.0, 1.0), "patch": HEAD, "drawing": page}
     kept, random = drawing(recipe.model_copy(update=whole))
     parser = ConfigParser(
@@ -120,6 +124,41 @@ def drawn(model: Predictor, options: argparse.Namespace) -> None:
     body = [(label, *pair) for label, pair in zip(labels, rounded, strict=True)]
     print(table(("structure", "mean", "lowest"), body))
     print(f"mean over structures: {means.mean():.3f}, of {options.count} images")
+
+
+def t1(model: Predictor, options: argparse.Namespace) -> None:
+    """Print Dice and volumes of each structure in T1-weighted heads of the maps set aside."""
+    from scanloom.training.cases import find_cases
+    from scanloom.training.recipe import read_recipe
+
+    sys.path.insert(0, str(ROOT / "data"))
+    import draw_head
+
+    recipe = read_recipe(MODEL / "training" / "recipe.yaml")
+    maps = find_cases(recipe.data, Path(options.scans[0]))["testing"]
+    found, known, agreement = ([] for _ in range(3))
+    with tempfile.TemporaryDirectory() as folder:
+        for each in maps:
+            image = nib.as_closest_canonical(nib.load(each.label))
+            numbers = np.asarray(image.dataobj).astype(np.int64)
+            scan = draw_head.draw(numbers, image.affine)
+            truth = draw_head.on_grid_of(scan, numbers, image.affine)
+            file = Path(folder) / "head.nii.gz"
+            nib.save(scan, file)
+            result = model.predict(scanloom.load_volume(file, modality="MR"))
+            ml = float(np.prod(scan.header.get_zooms())) / 1000
+            masks = [np.isin(truth, structure.values) for structure in recipe.structures]
+            known.append([np.count_nonzero(mask) * ml for mask in masks])
+            found.append([*volumes(result).values()])
+            pairs = zip(recipe.structures, masks, strict=True)
+            agreement.append([dice(result[s.label], mask) for s, mask in pairs])
+    columns = (np.mean(agreement, 0), np.min(agreement, 0), np.mean(found, 0), np.mean(known, 0))
+    rows = [
+        (each.label, f"{mean:.3f}", f"{low:.3f}", f"{ml:.1f}", f"{true:.1f}")
+        for each, mean, low, ml, true in zip(recipe.structures, *columns, strict=True)
+    ]
+    print(table(("structure", "mean Dice", "lowest", "ml", "true ml"), rows))
+    print(f"mean over structures: {np.mean(agreement):.3f}, of {len(maps)} heads")
 
 
 def heads(model: Predictor, options: argparse.Namespace) -> None:
@@ -199,7 +238,7 @@ def colin(model: Predictor, options: argparse.Namespace) -> None:
 def main() -> None:
     """Load the model, and do what is asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("drawn", "heads", "axes", "colin"), nargs="?")
+    parser.add_argument("what", choices=("drawn", "t1", "heads", "axes", "colin"), nargs="?")
     parser.add_argument("scans", nargs="*")
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--count", type=int, default=50)
@@ -209,7 +248,8 @@ def main() -> None:
     if not options.scans:
         parser.error("what, and where?")
     model = scanloom.load_model(options.model, device="cpu")
-    {"drawn": drawn, "heads": heads, "axes": axes, "colin": colin}[options.what](model, options)
+    measures = {"drawn": drawn, "t1": t1, "heads": heads, "axes": axes, "colin": colin}
+    measures[options.what](model, options)
 
 
 if __name__ == "__main__":

@@ -103,3 +103,25 @@ def test_a_slice_drawn_again_is_the_slice_that_ships(scan, monkeypatch):
     difference = np.abs(scan[:, :, 30] - clean)
     assert np.median(difference) < 8
     assert np.percentile(difference, 97) < 130
+
+
+def test_a_head_is_drawn_where_its_labels_are(monkeypatch):
+    """A bright block in a dark head: the scan is turned, and the labels on its grid with it."""
+    monkeypatch.syspath_prepend(DATA)
+    drawing = importlib.import_module("draw_head")
+    numbers = np.zeros((60, 70, 50), np.int64)
+    numbers[5:55, 5:65, 5:45] = 24
+    numbers[10:25, 30:60, 12:30] = 2
+    affine = np.diag([2.0, 2.0, 2.0, 1.0])
+    affine[:3, 3] = -50, 10, 30
+
+    scan = drawing.draw(numbers, affine)
+    labels = drawing.on_grid_of(scan, numbers, affine)
+
+    voxels = np.asarray(scan.dataobj)
+    assert voxels[labels == 2].mean() > 3 * voxels[labels == 24].mean()
+    bright = scan.affine @ (*np.argwhere(voxels > 100).mean(0), 1)
+    np.testing.assert_allclose(
+        bright[:3], affine[:3, :3] @ (17, 44.5, 20.5) + affine[:3, 3], atol=1
+    )
+    assert not np.allclose(scan.affine[:3, :3], np.diag(np.diag(scan.affine[:3, :3])))

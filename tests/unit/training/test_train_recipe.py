@@ -150,3 +150,16 @@ def test_a_bundle_states_the_known_errors_of_its_recipe() -> None:
     stated = json.loads((model / "configs" / "metadata.json").read_text())["scanloom"]
     recipe = read_recipe(model / "training" / "recipe.yaml")
     assert metadata(recipe)["scanloom"]["limitations"] == stated["limitations"]
+
+
+def test_the_weights_that_brain_anatomy_starts_from_fit_its_network() -> None:
+    from monai.networks.nets import DynUNet
+
+    from scanloom.training.bundle import network_def
+    from scanloom.training.network import load_start
+
+    folder = ROOT / "models" / "brain_anatomy" / "training"
+    page = read_recipe(folder / "recipe.yaml")
+    assert page.network.start is not None
+    arguments = {name: value for name, value in network_def(page).items() if name != "_target_"}
+    load_start(DynUNet(**arguments), folder / page.network.start)
