@@ -1,10 +1,10 @@
 """Draw a head of a label map of SynthSeg as T1-weighted MR, whose structures are known.
 
-    python data/draw_head.py MAP [FOLDER]
+    python data/draw_head.py MAP FOLDER
 
 MAP is one that brain_anatomy is not trained on, such as `training_seg_04.nii.gz` (Apache-2.0).
-Writes `head_mr.nii.gz` and `head_labels.nii.gz`, the map on the scan's grid, into FOLDER (here by
-default). The same voxels each time.
+Writes `head_mr.nii.gz` and `head_labels.nii.gz`, the map on the scan's grid, into FOLDER. The same
+voxels each time.
 """
 
 from __future__ import annotations
@@ -83,4 +83,4 @@ def main(path: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parent)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -477,7 +477,7 @@ def test_what_a_review_did_not_approve_is_no_reference(tmp_path: Path) -> None:
             strict=False,
         ):
             shown = seen(tmp_path / "out/cases" / name)
-            log.append(Verdict(name, "r1", shown, decision, structures))  # type: ignore[arg-type]
+            log.append(Verdict(name, "r1", shown, decision, structures))  # type: ignore[arg-type]  # str
 
     ended = run(tmp_path, "out", "out", "--key", tmp_path / "key")
 
