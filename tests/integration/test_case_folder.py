@@ -20,7 +20,7 @@ import pytest
 
 import scanloom
 from scanloom.convert.store import shipped
-from scanloom.core import CaseRecord, ComputeOptions, Outputs, Reason
+from scanloom.core import CaseRecord, ComputeOptions, Flag, Outputs, Reason
 from scanloom.engine.run import RunOptions, run
 from scanloom.engine.segment import iter_segment, segment_workflow
 from scanloom.options import SegmentOptions, segment_options
@@ -193,6 +193,8 @@ def test_two_models_in_one_case(tmp_path: Path, key: Path) -> None:
     shutil.copytree(shipped("models") / "ct_tissue", twin)
     metadata = json.loads((twin / "configs" / "metadata.json").read_text())
     metadata["name"] = "ct_tissue_twin"
+    usual = {"structure": "fat", "quantity": "volume_ml", "range": [0, 1], "source": "A test."}
+    metadata["scanloom"]["reference_ranges"] = [usual]
     (twin / "configs" / "metadata.json").write_text(json.dumps(metadata))
     both = SegmentOptions(
         models=("ct_tissue", str(twin)), out=tmp_path / "out", key=key, device="cpu"
@@ -208,6 +210,8 @@ def test_two_models_in_one_case(tmp_path: Path, key: Path) -> None:
         assert (record.folder / f"{model}-segmentation.nii.gz").is_file()
         assert (record.folder / "dicom" / f"{model}-segmentation.dcm").is_file()
     assert {m.model for m in record.measurements} == {"ct_tissue", "ct_tissue_twin"}
+    unusual = {(m.model, m.label) for m in record.measurements if Flag.OUT_OF_RANGE in m.flags}
+    assert unusual == {("ct_tissue_twin", "fat")}
 
 
 def test_another_key_is_refused(published: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
-from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.core import Flag, Grid, Measurement, Reason, ScanError, Volume
 
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
@@ -137,6 +137,30 @@ def check_extent(grid: Grid, card: ModelCard) -> tuple[Flag, ...]:
     """
     problem = _axes(grid.extent, card.checks.extent)
     return _judged("extent", Flag.FOV_IMPLAUSIBLE, problem, card.checks)
+
+
+def check_measurement(measurement: Measurement, card: ModelCard) -> tuple[Flag, ...]:
+    """Compare a structure with its reference ranges in a card.
+
+    One without voxels is not compared, nor is the mean in other units than HU. What the border of
+    the scan cuts off may be smaller.
+
+    Returns
+    -------
+    tuple of Flag
+        OUT_OF_RANGE if a value is outside its range.
+    """
+    for each in card.reference_ranges:
+        if each.structure != measurement.label or not measurement.voxels:
+            continue
+        value, cut = measurement.volume_ml, Flag.TOUCHES_BORDER in measurement.flags
+        if each.quantity == "mean_hu":
+            if measurement.mean is None or measurement.unit != "HU":
+                continue
+            value, cut = measurement.mean, False
+        if value > each.range.high or (value < each.range.low and not cut):
+            return (Flag.OUT_OF_RANGE,)
+    return ()
 
 
 def _judged(name: str, flag: Flag, problem: str | None, checks: Checks) -> tuple[Flag, ...]:
@@ -312,6 +336,15 @@ def is_hounsfield(sample: NDArray[Any]) -> bool:
         and _share(sample, BONE_HU, np.inf) < air / 2
         and _share(inner, -np.inf, AIR_HU[0]) < 0.01
     )
+
+
+def hounsfield_by_values(volume: Volume) -> bool | None:
+    """Return whether a scan without a modality has Hounsfield units; None if values do not tell."""
+    sample = _sample(volume)
+    if is_hounsfield(sample):
+        return True
+    foreign = find_impossible(volume.array) or find_foreign_scale(sample)
+    return None if foreign is None else False
 
 
 def find_altered_scale(sample: NDArray[Any]) -> str | None:

@@ -377,6 +377,7 @@ class Flag(Enum):
     # --- of a structure ------------------------------------------------------------------------
     TOUCHES_BORDER = "It reaches the border of the scan, so its volume is incomplete"
     EMPTY = "Nothing was found: there are no voxels"
+    OUT_OF_RANGE = "Its volume or mean intensity is outside the usual range that the model states"
 
 
 def known_flags(codes: Iterable[str]) -> tuple[Flag, ...]:

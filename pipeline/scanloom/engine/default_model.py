@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from scanloom.cards.card import ANY_MODALITY
+from scanloom.cards.card import ANY_MODALITY, CT
+from scanloom.cards.check import hounsfield_by_values
 from scanloom.convert.store import list_models
-from scanloom.core import Reason, ScanError
+from scanloom.core import ReadOptions, Reason, ScanError, Series
 from scanloom.io.index.series import find_series
 from scanloom.io.index.walk import check_paths
+from scanloom.io.read import read_scan
 
 HINT = "name one with --model"
 
@@ -21,7 +24,8 @@ def default_model(
 
     A model that refuses scans by their extent is for a crop, and has to be named. Headers are read
     only if the store has several others. `modality` is that of scans that do not state theirs;
-    with `archives`, archives in a folder are looked into.
+    without it, the values of the first of them tell CT from others, where they can: each scan is
+    checked again before its model runs. With `archives`, archives in a folder are looked into.
 
     Raises
     ------
@@ -43,35 +47,49 @@ def default_model(
     ]
     if len(single) == 1:
         return single[0].name
-    modalities = _modalities(paths, modality, archives=archives)
+    scans = _scans(paths, archives=archives)
+    modalities = {series.modality or modality for series in scans} or {modality}
     known = {ANY_MODALITY, *modalities}
     possible = [c for c in single if None in modalities or c.channels[0].modality in known]
     # A model for this modality goes before a model for any
     stated = [card for card in possible if card.channels[0].modality != ANY_MODALITY]
-    fitting = [card.name for card in stated or possible]
+    left = stated or possible
+    if len(left) > 1 and modalities == {None}:
+        is_ct = _is_ct(scans)
+        left = [c for c in left if is_ct is None or (c.channels[0].modality == CT) is is_ct]
+    fitting = [card.name for card in left]
     if len(fitting) == 1:
         return fitting[0]
-    scans = " and ".join(sorted(m for m in modalities if m)) or "scans of unknown modality"
+    of = " and ".join(sorted(m for m in modalities if m)) or "scans of unknown modality"
     problem = f"{len(fitting)} models fit" if fitting else "no model of the store is for"
     names = ": " + ", ".join(fitting) if fitting else ""
-    raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {scans}{names}; {HINT}")
+    raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {of}{names}; {HINT}")
 
 
-def _modalities(paths: Sequence[Path], modality: str | None, *, archives: bool) -> set[str | None]:
-    """Return the modalities of the scans at some paths.
+def _scans(paths: Sequence[Path], *, archives: bool) -> list[Series]:
+    """Return the scans at some paths, without reformats where there are others.
 
     A path without scans has none, unless it is the only one: its error is raised. If there are
     others, it is reported when they are segmented.
     """
-    modalities, errors = set[str | None](), list[ScanError]()
+    scans, errors = list[Series](), list[ScanError]()
     for path in paths:
         try:
             listed = find_series(path, archives=archives)
         except ScanError as error:
             errors.append(error.about(str(path)))
             continue
-        original = [series for series in listed if not series.derived] or listed
-        modalities.update(series.modality or modality for series in original)
-    if errors and not modalities:
+        scans += [series for series in listed if not series.derived] or listed
+    if errors and not scans:
         raise errors[0]
-    return modalities or {modality}
+    return scans
+
+
+def _is_ct(scans: Sequence[Series]) -> bool | None:
+    """Return whether the values of the first scan are those of CT; None if they do not tell."""
+    # what the reader would refuse does not matter here: only values are looked at
+    options = ReadOptions(gaps="interpolate", nan="padding", orientation="RAS")
+    for series in scans[:1]:
+        with suppress(ScanError):  # reported when it is segmented
+            return hounsfield_by_values(read_scan(series, options).volume)
+    return None

@@ -1,17 +1,12 @@
 """Plan a run: its cases and their memory from headers, its duration and bytes from measured cases.
 
-A case has a network's time, which follows from its windows, and the time of all other steps, which
-follows from the scan's voxels. Both are ranges, from cases that this machine has segmented with the
-same models: their `timing.json` is read when a run ends, and kept in the user's cache folder by
-models and device, without anything of a scan but its size. If these cases say too little of an
-archive, a few of its cases are segmented for a plan, in a folder that is then removed.
+If the cases that this machine has segmented (`scanloom.engine.costs`) say too little of an archive,
+a few of its cases are segmented for a plan, in a folder that is then removed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import logging
 import math
 import shutil
@@ -19,15 +14,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scanloom.cards.graph import networks
 from scanloom.cards.requested import describe_changes
@@ -40,15 +34,23 @@ from scanloom.core import (
     counted,
     format_bytes,
     format_duration,
-    user_cache_folder,
 )
 from scanloom.engine.case.models import check_networks, load_models
+from scanloom.engine.costs import (
+    PLAN_FILE,
+    Costs,
+    MeasuredCase,
+    PublishedCase,
+    costs_key,
+    states_something,
+)
 from scanloom.engine.machine.devices import local_devices
+from scanloom.engine.plan import ExecutionSite, PlannedCase, Range, RunPlan, SamplePlan, Totals
 from scanloom.engine.prepare import Outline, OutputTarget, Prepared, Request, prepare
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.worker.messages import WorkerSetup
-from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
+from scanloom.engine.worker.supervisor import WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import case_id, key_fingerprint
@@ -57,44 +59,18 @@ from scanloom.io.index.sample import Estimate, FolderSample
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.engines import ENGINES
-from scanloom.io.output.file_names import CASE, TIMING
-from scanloom.io.output.json_file import read_json, write_document
+from scanloom.io.output.json_file import write_document
 from scanloom.io.output.layout import case_folder
-from scanloom.io.output.private import check_key, load_key_of, private_folder, write_private
+from scanloom.io.output.private import check_key, load_key_of, private_folder
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
-from scanloom.own_python import make_private_folder
 
 if TYPE_CHECKING:
-    from scanloom.inference.memory import Placement
+    pass
 
 logger = logging.getLogger(__name__)
 
-Range = tuple[float, float]
-"""Lowest and highest expected amount."""
-Ranges = NDArray[np.float64]
-"""Lowest and highest expected amounts, (N, 2)."""
-
-PLAN_FILE = "plan.json"
-"""File name of the newest plan in `OUT/runs/`, and of a run's comparison with it in its folder."""
-_SCHEMA = 2
-_MAX_CASES = 2000
-"""Measured cases that are kept, and published cases of a run that are read: the newest, and evenly
-spaced ones. A mean over more would not follow a changed machine."""
-_MAX_STARTS = 10
-"""Starts that are kept: an older one tells of other caches and another load of the machine."""
-_FEW = 3
-"""Below this many measurements, quantiles say nothing."""
-_SPREAD_OF_FEW, _LEAST_SPREAD = 1.5, 1.25
-"""Factors to both sides of the measured times: of fewer than `_FEW`, and of any number, since a
-machine is not as busy the next time."""
-_GROWTH = 2.0
-"""Up to this multiple of the largest size that was measured, a scan counts as of a known size."""
-_CLUSTER_START_S = 10.0
-"""Time that Dask's scheduler and workers add to the start of a process that runs cases alone."""
-_WIDEST_RANGE = 10.0
-"""A range whose ends differ by a larger factor states nothing: the time is unknown."""
 _LEAST_KNOWN_SHARE = 0.5
 """If less of a run's voxels are in scans of sizes that were tried, a few cases are tried first."""
 _TRIAL_S = 30.0
@@ -109,500 +85,6 @@ _SHARES = (0.5, 0.9, 0.25, 0.75)
 tried: half the cost of an archive is in scans larger than the first of them."""
 _AXES = {"axial": (0, 1, 2), "coronal": (0, 2, 1), "sagittal": (1, 2, 0)}
 """Patient axes of a scan's columns, rows and slices, by the plane of its slices."""
-
-
-@dataclass(frozen=True)
-class MeasuredCase:
-    """Measured cost of one case.
-
-    Parameters
-    ----------
-    values, voxels : float
-        Voxels of all windows of all models, and of the scan.
-    network, rest : float
-        Seconds of the network, and of all other steps. If several cases were worked on at once,
-        their share of the time that has passed.
-    written : float
-        Bytes of the case folder.
-    alone : bool
-        Whether the case was tried for a plan, without others beside it.
-    """
-
-    values: float
-    voxels: float
-    network: float
-    rest: float
-    written: float
-    alone: bool = False
-
-
-@dataclass
-class Costs:
-    """Measured cases of one workflow on one kind of device.
-
-    Parameters
-    ----------
-    cases : list of MeasuredCase
-        The newest ones last.
-    starts : list of float
-        Seconds from the request for workers until the first case held the device.
-    """
-
-    cases: list[MeasuredCase] = field(default_factory=list)
-    starts: list[float] = field(default_factory=list)
-
-    def learn(self, cases: Sequence[MeasuredCase], start: float) -> None:
-        """Add measured cases; those of a run take the place of cases that were tried alone."""
-        if cases and not cases[0].alone:
-            if self.alone:
-                self.starts.clear()
-            self.cases = [case for case in self.cases if not case.alone]
-        self.cases = [*self.cases, *cases][-_MAX_CASES:]
-        self.starts = [*self.starts, start][-_MAX_STARTS:]
-
-    @property
-    def alone(self) -> bool:
-        """Whether any case was measured without others beside it, as a run has them."""
-        return any(case.alone for case in self.cases)
-
-    def network(self, cases: Sequence[PlannedCase]) -> Ranges:
-        """Return the seconds of the networks of cases, by the voxels of their windows.
-
-        Windows of a model cost the same, so that beyond the largest scan that was measured the
-        lower end grows too. It is half of the proportion: a scan of one window has costs that more
-        windows do not repeat.
-        """
-        measured = [(case.values, case.network) for case in self.cases]
-        size, largest, low, _ = _bands(measured)[-1]
-        sizes = np.array([case.values for case in cases])
-        ranges = _between(measured, sizes)
-        grown = np.maximum(ranges[:, 0], 0.5 * low * sizes / size)
-        ranges[:, 0] = np.where(sizes > _GROWTH * largest, grown, ranges[:, 0])
-        return ranges
-
-    def rest(self, cases: Sequence[PlannedCase]) -> Ranges:
-        """Return the seconds of all other steps of cases, by their voxels."""
-        sizes = np.array([case.voxels for case in cases])
-        return _between([(case.voxels, case.rest) for case in self.cases], sizes)
-
-    def written(self, cases: Sequence[PlannedCase]) -> Ranges:
-        """Return the bytes of the results of cases, by their voxels."""
-        sizes = np.array([case.voxels for case in cases])
-        return _between([(case.voxels, case.written) for case in self.cases], sizes)
-
-    def share_of_known_sizes(self, cases: Sequence[PlannedCase]) -> float:
-        """Return the share of some cases' voxels in scans of no more than known size."""
-        largest = _GROWTH * max((case.voxels for case in self.cases), default=0.0)
-        total = sum(case.voxels for case in cases)
-        return sum(c.voxels for c in cases if c.voxels <= largest) / total if total else 0.0
-
-    def run_time(
-        self, cases: Sequence[PlannedCase], site: ExecutionSite, times: float = 1.0
-    ) -> Range:
-        """Return the seconds of a run from the request for workers to the end of its last case.
-
-        The cases are multiplied by `times`, for an archive of which they are a part.
-        """
-        if not cases:
-            return 0.0, 0.0
-        network, rest = self.network(cases), self.rest(cases)
-        total = network.sum(axis=0) + rest.sum(axis=0)
-        if self.alone and site.in_flight > 1:  # other steps may hide behind the network, or not
-            total[0] = max(network[:, 0].sum(), rest[:, 0].sum() / site.in_flight)
-        # No start was measured yet: the workers may also be there at once
-        start = np.array((0.0, _CLUSTER_START_S))
-        if self.starts:
-            spread = _LEAST_SPREAD if len(self.starts) >= _FEW else _SPREAD_OF_FEW
-            late = _CLUSTER_START_S if self.alone else 0.0
-            start = np.array((min(self.starts) / spread, max(self.starts) * spread + late))
-        # However many workers there are, a run takes as long as its longest case
-        longest = (network + rest).max(axis=0)
-        low, high = np.maximum(total * times / site.concurrent_workers, longest) + start
-        return float(low), float(high)
-
-    @classmethod
-    def load(cls, name: str) -> Self:
-        """Return the costs that are cached under a key; none if they are missing or damaged."""
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            document = json.loads(costs_file(name).read_text(encoding="utf-8"))
-            cases = [MeasuredCase(**case) for case in document["cases"]]
-            starts = [float(start) for start in document["starts"]]
-            numbers = [*starts, *(n for case in cases for n in asdict(case).values())]
-            if document["schema"] == _SCHEMA and all(math.isfinite(n) and n >= 0 for n in numbers):
-                return cls(cases, starts)
-        return cls()
-
-    def save(self, name: str) -> None:
-        """Cache the costs under a key; without a writable cache folder nothing is saved."""
-        path = costs_file(name)
-        document = json.dumps({"schema": _SCHEMA, **asdict(self)})
-        try:
-            make_private_folder(path.parent)
-            write_private(path, lambda draft: draft.write_text(document, encoding="utf-8"))
-        except OSError:
-            logger.debug("the measured costs can't be saved", exc_info=True)
-
-
-def states_something(expected: Sequence[float]) -> bool:
-    """Return whether a range is narrow enough to be shown."""
-    return expected[1] <= _WIDEST_RANGE * expected[0]
-
-
-def _bands(measured: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
-    """Return bands of measured (size, amount), one a power of two, by size.
-
-    (N, 4): mean size, largest size, lowest and highest amount.
-    """
-    sizes, amounts = np.array(measured).T
-    octaves = np.floor(np.log2(np.maximum(sizes, 1.0)))
-    bands = []
-    for octave in np.unique(octaves):
-        size, amount = sizes[octaves == octave], amounts[octaves == octave]
-        low, high = amount.min() / _SPREAD_OF_FEW, amount.max() * _SPREAD_OF_FEW
-        if len(amount) >= _FEW:  # without outliers: a machine that was busy for one case
-            low, high = np.quantile(amount, (0.1, 0.9))
-            low = min(low, amount.mean() / _LEAST_SPREAD)
-            high = max(high, amount.mean() * _LEAST_SPREAD)
-        bands.append((size.mean(), size.max(), low, high))
-    return np.array(bands, np.float64)
-
-
-def _between(measured: Sequence[tuple[float, float]], sizes: NDArray[Any]) -> Ranges:
-    """Return the range of an amount for each size, between and beyond measured (size, amount).
-
-    A larger scan costs no less than a smaller one, and at most as much more as it is larger. So
-    each measurement bounds all other sizes, the nearest ones most.
-    """
-    size, _, low, high = _bands(measured).T
-    larger = np.searchsorted(size, sizes, side="right")
-    nearest = np.clip((larger - 1, larger), 0, len(size) - 1)  # one band twice beyond all
-    ratio = sizes / size[nearest]
-    lows = (low[nearest] * np.minimum(1.0, ratio)).max(axis=0)
-    highs = (high[nearest] * np.maximum(1.0, ratio)).min(axis=0)
-    # crossed where measurements scatter
-    return np.stack([np.minimum(lows, highs), np.maximum(lows, highs)], axis=1)
-
-
-def costs_key(request: Request, device: str, precision: str) -> str:
-    """Return the key under which the costs of a request on a kind of device are cached.
-
-    Overlap and mirrored passes are left out: they change the number of windows, which is known,
-    not the time of one.
-    """
-    workflow, compute = request.workflow, asdict(request.workflow.compute_options)
-    unused = {"radiomics"} - set(workflow.outputs.also)
-    document = {
-        "models": list(request.digests),
-        "device": device.partition(":")[0],
-        "precision": precision,
-        "outputs": workflow.outputs.model_dump(mode="json", exclude=unused),
-        "threads": workflow.execution.threads,
-        "compute": {name: compute[name] for name in compute if name not in ("overlap", "mirror")},
-    }
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def costs_file(name: str) -> Path:
-    """Return the path of the costs that are cached under a key."""
-    return user_cache_folder() / "rates" / f"{name}.json"
-
-
-@dataclass(frozen=True)
-class _PublishedCase:
-    """Cost of one published case.
-
-    Parameters
-    ----------
-    cost : MeasuredCase
-        Its steps, as measured.
-    engine : float
-        Seconds in which an engine was prepared, which no other case repeats.
-    peak : int
-        Its process's peak memory until then, in bytes.
-    site : (str, str) or None
-        Device and precision; None if it does not state them.
-    """
-
-    cost: MeasuredCase
-    engine: float
-    peak: int
-    site: tuple[str, str] | None
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Read a case; None if it is not there any more, or was written by another version."""
-        try:
-            timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))
-            shape = json.loads((folder / CASE).read_text(encoding="utf-8"))["grid"]["shape"]
-            seconds = {step: float(times["wall_s"]) for step, times in timing["steps"].items()}
-            network, engine = seconds.pop("network", 0.0), seconds.pop("engine", 0.0)
-            cost = MeasuredCase(
-                values=float(timing["window_values"]),
-                voxels=float(math.prod(shape)),
-                network=network,
-                rest=sum(seconds.values()),
-                written=float(sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())),
-            )
-            places = timing.get("device"), timing.get("precision")
-            site = (str(places[0][0]), str(places[1][0])) if all(places) else None
-            return cls(cost, engine, int(timing["peak_memory_bytes"]), site)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-
-@dataclass
-class RunTimeline:
-    """Timeline of a run; moments are seconds of CLOCK_MONOTONIC.
-
-    Parameters
-    ----------
-    began : float
-        When the workers were requested.
-    first_on_device : float or None
-        When the first case acquired the device.
-    last_end : float or None
-        When the last case ended.
-    published : dict of str to str
-        Names of the case folders that this run published, by case id; without reused results.
-    """
-
-    began: float
-    first_on_device: float | None = None
-    last_end: float | None = None
-    published: dict[str, str] = field(default_factory=dict)
-
-    def note_end(self, outcome: CaseOutcome) -> None:
-        """Record that a case ended, just now."""
-        self.last_end = time.monotonic()
-        if outcome.device:
-            start, first = outcome.device[0][0], self.first_on_device
-            self.first_on_device = start if first is None else min(first, start)
-
-    def note_result(self, outcome: CaseOutcome) -> None:
-        """Record the result of a case, if it is one of this run."""
-        record = outcome.record
-        if record is not None and record.reason is None and not record.reused:
-            self.published[record.id] = record.folder.name if record.folder else record.id
-
-
-def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dict[str, Any] | None:
-    """Add a run to the costs of this machine, and compare the run with its plan in `out`.
-
-    Returns
-    -------
-    dict or None
-        "planned" ranges, "happened", and for each the "ratio": 1 within the range, else of the
-        nearer end to what happened. None if the output folder has no plan of this recipe.
-    """
-    count = len(timeline.published)
-    step = max(1, math.ceil(count / _MAX_CASES))
-    folders = itertools.islice(timeline.published.values(), 0, None, step)
-    measured = [case for name in folders if (case := _PublishedCase.read(case_folder(out, name)))]
-    if not measured or timeline.last_end is None:
-        return None
-    if timeline.first_on_device is not None and measured[0].site is not None:
-        device, precision = measured[0].site
-        execution = request.workflow.execution
-        # As many as speed a run up: see `ExecutionSite.concurrent_workers`
-        workers = 1 if device == "cpu" else max(1, len(local_devices(execution)))
-        name = costs_key(request, device, precision)
-        costs, start = Costs.load(name), max(0.0, timeline.first_on_device - timeline.began)
-        passed = (timeline.last_end - timeline.first_on_device) * workers
-        costs.learn(_shared_out(measured, passed * len(measured) / count), start)
-        costs.save(name)
-    happened = {
-        "seconds": timeline.last_end - timeline.began,
-        "written": sum(case.cost.written for case in measured) * (count / len(measured)),
-        "host": max(case.peak for case in measured),
-    }
-    try:
-        plan = read_json(out / "runs" / PLAN_FILE)
-        if plan["recipe"] != request.recipe:
-            return None
-        planned = _planned_ranges(plan, timeline.published)
-        ratio = {
-            name: min(max(happened[name], expected[0]), expected[1]) / happened[name]
-            for name, expected in planned.items()
-            if expected is not None
-        }
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, ScanError):
-        return None  # no plan, or not one that scanloom wrote
-    return {"cases": count, "planned": planned, "happened": happened, "ratio": ratio}
-
-
-def _shared_out(measured: Sequence[_PublishedCase], seconds: float) -> list[MeasuredCase]:
-    """Return the costs of cases that took some seconds in all, so that concurrent work counts once.
-
-    The time of preparing an engine is not that of any case.
-    """
-    spent = sum(case.cost.network + case.cost.rest for case in measured)
-    share = max(0.0, seconds - sum(case.engine for case in measured)) / spent if spent else 0.0
-    costs = (case.cost for case in measured)
-    return [replace(c, network=share * c.network, rest=share * c.rest) for c in costs]
-
-
-def _planned_ranges(plan: Mapping[str, Any], published: Iterable[str]) -> dict[str, Range | None]:
-    """Return the planned ranges of the cases that a run published; LookupError if one lacks."""
-    by_case = {case["case"]: case for case in plan["cases"]}
-    matched, totals = [by_case[case] for case in published], plan["totals"]
-    planned: dict[str, Range | None] = {"host": (0.0, totals["host"])}
-    for name in ("seconds", "written"):
-        planned[name] = None
-        if totals[name] is not None:
-            # A run may publish a part of the planned cases: their share of the planned sum counts
-            published_sum, planned_sum = (
-                np.sum([case[name] for case in cases if case[name]] or [[0.0, 0.0]], axis=0)
-                for cases in (matched, plan["cases"])
-            )
-            low, high = (
-                np.array(totals[name]) * published_sum / np.where(planned_sum, planned_sum, 1.0)
-            )
-            planned[name] = (float(low), float(high))
-    return planned
-
-
-@dataclass(frozen=True)
-class PlannedCase:
-    """Expected cost of one case, or the reason why it would be refused.
-
-    Parameters
-    ----------
-    case : str
-        The case id.
-    voxels, values : int
-        Voxels of the scan, and voxels of all windows that pass through the networks; 0 if the
-        headers do not determine them.
-    host, device : int
-        Peak memory in bytes if the case runs alone: of the host, and of a device with its own
-        memory.
-    most : int
-        Peak host memory in bytes while the case does not hold the device.
-    seconds, written : range or None
-        Seconds of a worker, and bytes of results; None without measurements.
-    reason, detail : str
-        The reason code and message of a refusal; empty if the case can run.
-    """
-
-    case: str
-    voxels: int = 0
-    values: int = 0
-    host: int = 0
-    device: int = 0
-    most: int = 0
-    seconds: Range | None = None
-    written: Range | None = None
-    reason: str = ""
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Expected cost of a whole run; a range is (lowest, highest).
-
-    Parameters
-    ----------
-    seconds : range or None
-        From the start of the workers to the end of the last case; None if it is unknown.
-    written : range or None
-        Bytes of all case folders; None if they are unknown.
-    host, device : int
-        Peak memory in bytes of one worker process, and of its device.
-    archive_seconds : range or None
-        As `seconds`, of a run over all cases of the archive: also over those with a result, those
-        that failed before, and those of other shards. None if no case is planned.
-    tried : int
-        Cases on this machine from which times and bytes were estimated.
-    known_share : float
-        Share of the run's voxels in scans that are not larger than those that were tried.
-    unknown : str
-        Why the time is unknown; empty if it is known.
-    """
-
-    seconds: Range | None
-    written: Range | None
-    host: int
-    device: int
-    archive_seconds: Range | None = None
-    tried: int = 0
-    known_share: float = 0.0
-    unknown: str = ""
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """Expected course of a run.
-
-    Parameters
-    ----------
-    workflow, recipe : str
-        The workflow's name, and the hash of everything that can change a result.
-    device, precision : str
-        Device and numeric precision of the networks.
-    workers, in_flight : int
-        Worker processes, and cases that each of them holds at once.
-    files : mapping
-        Counts of files found, used, skipped and failed, from the index alone.
-    before : int
-        Cases that have their result.
-    selected : int
-        Cases of the whole archive, also of other shards.
-    left_out : mapping
-        Count of excluded series by reason code.
-    left : tuple of (series id, reason code, detail)
-        The excluded series.
-    cases : tuple of PlannedCase
-        Cases that would run, and with a reason cases that would not: refused ones, and those that
-        an earlier run left without a current result.
-    totals : Totals
-    notes : tuple of str
-        Cases that exceed a limit and the consequence; whether a GPU pays.
-    """
-
-    workflow: str
-    recipe: str
-    device: str
-    precision: str
-    workers: int
-    in_flight: int
-    files: Mapping[str, int]
-    before: int
-    selected: int
-    left_out: Mapping[str, int]
-    left: tuple[tuple[str, str, str], ...]
-    cases: tuple[PlannedCase, ...]
-    totals: Totals
-    notes: tuple[str, ...] = ()
-
-    @property
-    def todo(self) -> list[PlannedCase]:
-        """The cases that would run."""
-        return [case for case in self.cases if not case.reason]
-
-
-@dataclass(frozen=True)
-class ExecutionSite:
-    """Device, workers and memory that a plan's networks would have on this machine.
-
-    Parameters
-    ----------
-    placement : Placement
-        Device and precision of the networks.
-    workers, in_flight : int
-        Worker processes, and cases that each of them holds at once.
-    host, device : int or None
-        Limit of a worker's host memory, and of its device memory, in bytes; None if unknown.
-    """
-
-    placement: Placement
-    workers: int
-    in_flight: int
-    host: int | None
-    device: int | None
-
-    @property
-    def concurrent_workers(self) -> int:
-        """Workers that speed a run up: a single one fills all cores of a CPU."""
-        return 1 if self.placement.device == "cpu" else self.workers
 
 
 @read_session()
@@ -697,50 +179,6 @@ def _plan(
         ),
     )
     return plan, cases, costs, site
-
-
-@dataclass(frozen=True)
-class SamplePlan:
-    """Expected course of a run over an archive, estimated from a random share of its folders.
-
-    Parameters
-    ----------
-    plan : RunPlan
-        Of the sample alone; its memory is that of the largest scans in it.
-    sampled, found, listed, opened : int
-        Folders of the sample and of the archive as they were divided, folders that were listed to
-        find them, and files of the sample that were opened this time.
-    files : mapping
-        Files found and of each outcome.
-    cases : mapping
-        Cases "todo", with a result from "before", and "refused".
-    left_out, not_selected, refused : mapping
-        Series left out by reason code, those of NOT_SELECTED by the condition that they fail, and
-        refused cases by reason code.
-    seconds, written : range or None
-        As of `Totals`, with the uncertainty of the sample; None if they are unknown.
-    unknown : str
-        Why the time is unknown; empty if it is known.
-    unseen : float
-        What lies in fewer folders than this may have none in the sample (95 %).
-    notes : tuple of str
-    """
-
-    plan: RunPlan
-    sampled: int
-    found: int
-    listed: int
-    opened: int
-    files: Mapping[str, Estimate]
-    cases: Mapping[str, Estimate]
-    left_out: Mapping[str, Estimate]
-    not_selected: Mapping[str, Estimate]
-    refused: Mapping[str, Estimate]
-    seconds: Range | None
-    written: Range | None
-    unknown: str
-    unseen: float
-    notes: tuple[str, ...] = ()
 
 
 @read_session()
@@ -1202,6 +640,6 @@ def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[MeasuredCase | Non
         return None, f"not done after {format_duration(_LONGEST_TRIAL_S)}"
     if record.reason is not None or record.folder is None:
         return None, record.reason.code if record.reason else ""
-    measured = _PublishedCase.read(record.folder)
+    measured = PublishedCase.read(record.folder)
     shutil.rmtree(record.folder, ignore_errors=True)  # so that it can be segmented once more
     return None if measured is None else replace(measured.cost, alone=True), ""

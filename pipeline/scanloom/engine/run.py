@@ -20,6 +20,7 @@ from typing import Any
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine import case_progress, run_files
 from scanloom.engine.case.models import load_models
+from scanloom.engine.costs import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.early_cases import (
     ENOUGH_CASES,
     EarlyCases,
@@ -29,7 +30,6 @@ from scanloom.engine.early_cases import (
 )
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
-from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
 from scanloom.engine.results.tables import MANIFEST, write_tables
@@ -123,7 +123,7 @@ class RunResult:
     totals : dict
         The content of the run's `totals.json`.
     compared : dict or None
-        Comparison with the plan, as `scanloom.engine.planning.compare_with_plan` returns it.
+        Comparison with the plan, as `scanloom.engine.costs.compare_with_plan` returns it.
     damaged : tuple of str
         Published cases that can't be read; tables and report omit them.
     selected : int

@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanloom.cards.card import HEAD
-from scanloom.cards.check import check_scan
+from scanloom.cards.card import HEAD, ModelCard
+from scanloom.cards.check import check_measurement, check_scan
 from scanloom.cards.graph import graph_of, needed_parts, networks
 from scanloom.core import (
     Case,
     CaseRecord,
     Flag,
     Layer,
+    Measurement,
     Outputs,
     Reason,
     ScanError,
@@ -237,7 +238,13 @@ def write(
         measurements = add_ratios(
             [
                 # A crop of nothing, say, is a flag of its own result, not of all in the case
-                replace(m, flags=(*m.flags, *(f for f in flags if f in own or f not in of_results)))
+                replace(
+                    m,
+                    flags=(
+                        *_flags_of(m, cards),
+                        *(f for f in flags if f in own or f not in of_results),
+                    ),
+                )
                 for s in segmented.segmentations
                 for m in add_uncertainty(measure(s, scan.volume), s)
                 for own in [s.flags_of(m.label)]
@@ -260,6 +267,12 @@ def write(
     write_document(folder / file_names.TIMING, timing_json(segmented, estimate))
     seconds = sum(s.wall for s in clock.steps.values())
     return CaseRecord(case.id, None, "", flags, folder, measurements, seconds)
+
+
+def _flags_of(measurement: Measurement, cards: Sequence[ModelCard]) -> tuple[Flag, ...]:
+    """Return the flags of a structure, with OUT_OF_RANGE if its model says so."""
+    own = [card for card in cards if card.name == measurement.model]
+    return (*measurement.flags, *(f for card in own for f in check_measurement(measurement, card)))
 
 
 def keep_structures(

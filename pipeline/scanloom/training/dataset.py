@@ -136,6 +136,8 @@ class DatasetCase:
         Size in bytes and time of change in ns of each of its files: images, then labels.
     image_of, labels_of : str
         Hashes of what the files were made of: equal ones are not made again.
+    labels_sha256 : str
+        Of the label map, in which somebody may draw.
     """
 
     case: str
@@ -145,6 +147,7 @@ class DatasetCase:
     files: Mapping[str, tuple[int, int]]
     image_of: str
     labels_of: str
+    labels_sha256: str
     fold: int | None = None
     patient: int = 0
 
@@ -603,8 +606,8 @@ def _earlier(out: Path, folder: Path, form: Form) -> Mapping[str, Any]:
 def _check_files(folder: Path, record: Mapping[str, Any]) -> None:
     """Refuse to replace a dataset's folder that has a file which its record does not name.
 
-    So is one with a label map of another size: to draw it may have taken hours. Equal content has
-    another time after a copy.
+    So is one with a label map that was changed: to draw it may have taken hours. Equal content has
+    another time after a copy, so that its hash decides.
     """
     known = {RECORD, *record.get("documents", ())}
     for case in record.get("cases", ()):
@@ -615,12 +618,21 @@ def _check_files(folder: Path, record: Mapping[str, Any]) -> None:
             detail = "the dataset's folder has a file that scanloom did not write: move it away"
             raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(path))
     for case in record.get("cases", ()):
-        [*_, (name, (size, _))] = case["files"].items()
+        [*_, (name, stamp)] = case["files"].items()
+        path = folder / name
         with suppress(FileNotFoundError):
-            if (folder / name).lstat().st_size != size:
+            if not _is_as_written(path, tuple(stamp), case.get("labels_sha256")):
                 detail = "a label map was changed in the dataset: `scanloom review --take` keeps it"
                 detail += ", or remove it"
-                raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(folder / name))
+                raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(path))
+
+
+def _is_as_written(path: Path, stamp: tuple[int, int], sha256: str | None) -> bool:
+    """Return whether a file has the content that was written; earlier versions kept no hash."""
+    found = _stamp(path)
+    if found == stamp or sha256 is None:
+        return found[0] == stamp[0]
+    return _sha256(path) == sha256
 
 
 @dataclass
@@ -675,7 +687,16 @@ class _Maker:
                 (self.draft / name).unlink(missing_ok=True)
             raise
         revision = revision_number(result.folder)
-        return DatasetCase(result.case, test, result.status, revision, files, image_of, labels_of)
+        return DatasetCase(
+            result.case,
+            test,
+            result.status,
+            revision,
+            files,
+            image_of,
+            labels_of,
+            labels_sha256=_sha256(self.draft / labels),
+        )
 
     def _reuse(self, case: str, of: str, digest: str, names: Sequence[str]) -> bool:
         """Link files of the earlier dataset, if they are unchanged; return whether they are."""
@@ -819,6 +840,11 @@ def _stamp(path: Path) -> tuple[int, int]:
     if not stat.S_ISREG(state.st_mode):
         raise OSError("not a regular file")
     return state.st_size, state.st_mtime_ns
+
+
+def _sha256(path: Path) -> str:
+    with open_regular_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _clear_drafts(folder: Path) -> None:

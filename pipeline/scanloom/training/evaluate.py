@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -214,80 +214,43 @@ def evaluate(
         matches[side], unmatched = _match(side, cases, references, public)
         left_out += unmatched
     names, patients = _shown_names(sets, matches, public), _patients(matches)
+    pairs = [
+        _Pair(side, *pair, names[pair[1].name], patients[pair[1].name])
+        for side, matched in matches.items()
+        for pair in matched
+    ]
+    unnamed = None
     if labels is None and against is not None:
         unnamed = _known_values([pair for each in matches.values() for pair in each[:1]])
-    else:
-        unnamed = None
-    total, done = sum(map(len, matches.values())), 0
-    rows: list[Row] = []
-    lacking: dict[str, set[str]] = defaultdict(set)
-    compared: set[str] = set()
-    by_value: list[tuple[Side, str, str, str, Mapping[str, Agreement]]] = []
-    segments: list[tuple[Side, CaseLabels, CaseLabels, Mapping[str, Agreement]]] = []
-    pairs: dict[str, dict[str, CaseLabels]] = defaultdict(dict)
-    for side, matched in matches.items():
-        for prediction, reference in matched:
-            progress(done, total)
-            case = names[reference.name]
-            try:
-                result = _compare(prediction, reference, tolerance_mm, labels, unnamed)
-            except OSError as exc:
-                detail = f"the labels can't be read ({type(exc).__name__})"
-                path = str(prediction.path)
-                left_out.append(LeftOut(case, side, Reason.UNREADABLE, detail, path))
-            except ScanError as error:
-                private = error.private or str(prediction.path)
-                left_out.append(LeftOut(case, side, error.reason, error.detail, private))
-            else:
-                rows += [
-                    Row(case, side, structure, agreement, reference.name, patients[reference.name])
-                    for structure, agreement in result.agreements.items()
-                ]
-                compared |= result.agreements.keys()
-                lacking["reference"] |= result.only_reference
-                lacking[side] |= result.only_prediction
-                pairs[case] |= {"reference": reference, side: prediction}
-                if result.is_by_value:
-                    key = side, case, reference.name, patients[reference.name]
-                    by_value.append((*key, result.agreements))
-                if result.has_segments:
-                    segments.append((side, prediction, reference, result.agreements))
-            done += 1
-    progress(done, total)
-    if not compared:
+    compare = partial(_compare, tolerance_mm=tolerance_mm, labels=labels, unnamed=unnamed)
+    compared: list[tuple[_Pair, _Comparison]] = []
+    for done, pair in enumerate(pairs):
+        progress(done, len(pairs))
+        try:
+            compared.append((pair, compare(pair)))
+        except OSError as exc:
+            detail = f"the labels can't be read ({type(exc).__name__})"
+            path = str(pair.prediction.path)
+            left_out.append(LeftOut(pair.case, pair.side, Reason.UNREADABLE, detail, path))
+        except ScanError as error:
+            private = error.private or str(pair.prediction.path)
+            left_out.append(LeftOut(pair.case, pair.side, error.reason, error.detail, private))
+    progress(len(pairs), len(pairs))
+    rows = _rows(compared, compare)
+    if not rows:
         raise _nothing_compared(left_out)
-    of_side = {side: {row.structure for row in rows if row.side == side} for side in sets}
-    for side, prediction, reference, agreements in segments:
-        if lacking_here := frozenset(of_side[side] - agreements.keys()):
-            # a file of segments has those that were found: another case shows which could be
-            result = _compare(prediction, reference, tolerance_mm, labels, unnamed, lacking_here)
-            case, patient = names[reference.name], patients[reference.name]
-            rows += [
-                Row(case, side, structure, agreement, reference.name, patient)
-                for structure, agreement in result.agreements.items()
-            ]
-    structures = tuple(sorted(compared, key=_by_number))
-    order = {structure: n for n, structure in enumerate(structures)}
-    # without names, only the other cases tell which structures a case could have
-    rows += [
-        Row(case, side, structure, Agreement(0.0, 0.0, math.nan), reference, patient)
-        for side, case, reference, patient, agreements in by_value
-        for structure in structures
-        if structure not in agreements
-    ]
-    rows.sort(key=lambda row: (row.side, row.case, order[row.structure]))
+    structures = tuple(sorted({row.structure for row in rows}, key=_by_number))
     outcomes = Counter((row.side, row.structure, row.agreement.outcome) for row in rows)
     present = _present(rows)
+    cases: dict[str, dict[str, CaseLabels]] = defaultdict(dict)
+    for pair, _ in compared:
+        cases[pair.case] |= {"reference": pair.reference, pair.side: pair.prediction}
     return Evaluation(
         tolerance_mm,
         tuple(rows),
         tuple(left_out),
         structures,
-        {
-            name: tuple(sorted(each - compared, key=_by_number))
-            for name, each in lacking.items()
-            if each - compared
-        },
+        _lacking(compared, structures),
         tuple(
             _summary(structure, side, outcomes, present.get((side, structure), ()))
             for side in sets
@@ -295,8 +258,45 @@ def evaluate(
         ),
         _differences(rows, structures) if against is not None else (),
         unnamed,
-        dict(pairs),
+        dict(cases),
     )
+
+
+def _rows(
+    compared: Sequence[tuple[_Pair, _Comparison]], compare: Callable[..., _Comparison]
+) -> list[Row]:
+    """Return the rows of all cases, also of structures that only other cases show to be due."""
+    found: dict[Side, set[str]] = defaultdict(set)
+    for pair, result in compared:
+        found[pair.side] |= result.agreements.keys()
+    every = set[str]().union(*found.values())
+    rows = []
+    for pair, result in compared:
+        agreements = dict(result.agreements)
+        lacking = frozenset(found[pair.side] - agreements.keys())
+        if result.has_segments and lacking:
+            # a file of segments has those that were found: another case shows which could be
+            agreements |= compare(pair, expected=lacking).agreements
+        if result.is_by_value:
+            # without names, only the other cases tell which structures a case could have
+            absent = Agreement(0.0, 0.0, math.nan)
+            agreements |= dict.fromkeys(every - agreements.keys(), absent)
+        of_case = pair.reference.name, pair.patient
+        rows += [Row(pair.case, pair.side, name, a, *of_case) for name, a in agreements.items()]
+    rows.sort(key=lambda row: (row.side, row.case, _by_number(row.structure)))
+    return rows
+
+
+def _lacking(
+    compared: Sequence[tuple[_Pair, _Comparison]], structures: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the structures without a figure that the references, or a side, have alone."""
+    alone: dict[str, set[str]] = defaultdict(set)
+    for pair, result in compared:
+        alone["reference"] |= result.only_reference
+        alone[pair.side] |= result.only_prediction
+    without = {name: each.difference(structures) for name, each in alone.items()}
+    return {name: tuple(sorted(each, key=_by_number)) for name, each in without.items() if each}
 
 
 def _nothing_compared(left_out: Sequence[LeftOut]) -> ScanError:
@@ -400,6 +400,17 @@ def _patients(
 
 
 # --- a case ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A prediction and its reference, with the names of case and patient in the results."""
+
+    side: Side
+    prediction: CaseLabels
+    reference: CaseLabels
+    case: str
+    patient: str
 
 
 @dataclass(frozen=True)
@@ -515,15 +526,15 @@ def _known_values(pairs: Sequence[tuple[CaseLabels, CaseLabels]]) -> Names | Non
 
 
 def _compare(
-    prediction: CaseLabels,
-    reference: CaseLabels,
+    pair: _Pair,
+    *,
     tolerance_mm: float,
     labels: Names | None,
     unnamed: Names | None,
     expected: frozenset[str] = frozenset(),
 ) -> _Comparison:
     """Compare a case; only the `expected` structures if there are any."""
-    predicted, referred = read_pair(prediction, reference)
+    predicted, referred = read_pair(pair.prediction, pair.reference)
     common = match_structures(predicted, referred, labels, unnamed, expected)
     if expected:
         common = {name: common[name] for name in expected if name in common}

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ANY_MODALITY, Channel, Checks, ModelCard, Range
+from scanloom.cards.card import ANY_MODALITY, Channel, Checks, ModelCard, Range, ReferenceRange
 from scanloom.cards.check import (
     MAX_SAMPLES,
     check_assumed_modality,
+    check_measurement,
     check_scan,
     percentiles,
 )
 from scanloom.convert.monai.bundle import read_bundle
-from scanloom.core import MODALITIES, Flag, Grid, ScanError, Volume
+from scanloom.core import MODALITIES, Flag, Grid, Measurement, ScanError, Volume
 from support.bundles import write_bundle
 
 
@@ -37,6 +38,38 @@ def scan(
     i, j, k = array.shape
     grid = Grid((i, j, k), np.diag([*spacing, 1.0]))
     return Volume(array, grid, "HU" if modality == "CT" else "unknown", modality, padding)
+
+
+@pytest.mark.parametrize(
+    ("ml", "mean", "change", "flagged"),
+    [
+        (200.0, 50.0, {}, False),
+        (200.0, None, {}, False),
+        (99.0, 50.0, {}, True),
+        (401.0, 50.0, {}, True),
+        (200.0, 91.0, {}, True),
+        (200.0, 91.0, {"unit": "a.u."}, False),
+        (99.0, 50.0, {"flags": (Flag.TOUCHES_BORDER,)}, False),
+        (401.0, 50.0, {"flags": (Flag.TOUCHES_BORDER,)}, True),
+        (200.0, 9.0, {"flags": (Flag.TOUCHES_BORDER,)}, True),
+        (0.0, None, {"voxels": 0}, False),
+        (99.0, 50.0, {"label": "liver"}, False),
+    ],
+)
+def test_a_value_outside_the_ranges_of_the_model_is_flagged(
+    ml: float, mean: float | None, change: dict[str, object], flagged: bool, card: ModelCard
+) -> None:
+    ranges = (
+        ReferenceRange("spleen", "volume_ml", Range(100.0, 400.0), "A page."),
+        ReferenceRange("spleen", "mean_hu", Range(10.0, 90.0), "A page."),
+    )
+    none = dict.fromkeys(("sd", "p05", "p25", "median", "p75", "p95", "box"))
+    of = {"model": card.name, "label": "spleen", "number": 1, "voxels": 9, "components": 1}
+    values = {**none, **of, "volume_ml": ml, "mean": mean, "unit": "HU", **change}
+
+    flags = check_measurement(Measurement(**values), replace(card, reference_ranges=ranges))
+
+    assert flags == ((Flag.OUT_OF_RANGE,) if flagged else ())
 
 
 def test_scan_of_the_right_kind_has_no_flags(card: ModelCard) -> None:

@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import nibabel as nib
+import numpy as np
 import pytest
 
 from scanloom.cards.card import ANY_MODALITY, Channel, Checks
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, Series
+from scanloom.core.paths import shipped
 from scanloom.engine import default_model as module
 from support.model_cards import card
 
@@ -30,6 +33,44 @@ from support.model_cards import card
 def test_a_model_for_the_modality_precedes_one_for_any_and_for_a_crop(
     modalities: list[str], named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _store(modalities, tmp_path, monkeypatch)
+    scan = Series("nifti", (tmp_path / "scan.nii",), modality="CT")
+    monkeypatch.setattr(module, "_scans", lambda *_, **__: [scan])
+    if named is not None:
+        assert module.default_model([tmp_path]) == named
+        return
+    with pytest.raises(ScanError) as caught:
+        module.default_model([tmp_path])
+    assert caught.value.reason is Reason.MODEL_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("CT", "m0"), ("MR", "m1"), ("soft tissue in CT", None), ("4D", None)]
+)
+def test_values_tell_the_model_of_a_file_without_a_modality(
+    kind: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _store(["CT", "MR", "MR crop"], tmp_path, monkeypatch)
+    torso = nib.load(shipped("data") / "torso_ct.nii.gz")
+    array = np.asarray(torso.dataobj, dtype=np.int16)
+    crop = np.random.default_rng(0).normal(40, 25, size=(40, 30, 20)).astype(np.int16)
+    values = {
+        "CT": array,
+        "MR": (array + 1024).clip(0, 1500),
+        "soft tissue in CT": crop,
+        "4D": np.stack([array[:40, :40], array[:40, :40]], axis=3),
+    }
+    file = tmp_path / "scan.nii.gz"
+    nib.save(nib.Nifti1Image(values[kind], torso.affine), file)
+    if named is not None:
+        assert module.default_model([file]) == named
+        return
+    with pytest.raises(ScanError, match="2 models fit scans of unknown modality: m0, m1"):
+        module.default_model([file])
+
+
+def _store(modalities: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a store of models m0, m1 and so on, for scans or crops of some modalities."""
     weights = tmp_path / "weights"
     weights.touch()
     cards = [
@@ -43,10 +84,3 @@ def test_a_model_for_the_modality_precedes_one_for_any_and_for_a_crop(
     ]
     listed = tuple(SimpleNamespace(card=each) for each in cards)
     monkeypatch.setattr(module, "list_models", lambda: listed)
-    monkeypatch.setattr(module, "_modalities", lambda *_, **__: {"CT"})
-    if named is not None:
-        assert module.default_model([tmp_path]) == named
-        return
-    with pytest.raises(ScanError) as caught:
-        module.default_model([tmp_path])
-    assert caught.value.reason is Reason.MODEL_UNKNOWN

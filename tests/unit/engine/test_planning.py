@@ -18,21 +18,21 @@ from scanloom.cli.commands.plan import compared_rows, excluded_lines, table
 from scanloom.convert.store import find_model
 from scanloom.core import CaseRecord, Reason
 from scanloom.core.paths import shipped
-from scanloom.engine.planning import (
+from scanloom.engine.costs import (
     Costs,
-    ExecutionSite,
     MeasuredCase,
-    PlannedCase,
-    RunPlan,
     RunTimeline,
-    choose_cases,
-    compare_devices,
     compare_with_plan,
     costs_file,
     costs_key,
+    states_something,
+)
+from scanloom.engine.plan import ExecutionSite, PlannedCase, RunPlan
+from scanloom.engine.planning import (
+    choose_cases,
+    compare_devices,
     make_plan,
     save_plan,
-    states_something,
     summarize,
 )
 from scanloom.engine.prepare import Request

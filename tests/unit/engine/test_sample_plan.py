@@ -10,7 +10,9 @@ import pytest
 from pydicom import Dataset
 
 from scanloom.cli.commands.plan import format_estimate
-from scanloom.engine.planning import Costs, MeasuredCase, SamplePlan, make_plan, plan_sample
+from scanloom.engine.costs import Costs, MeasuredCase
+from scanloom.engine.plan import SamplePlan
+from scanloom.engine.planning import make_plan, plan_sample
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.io.identity import load_key, source_stamp
 from scanloom.io.index.build import index_of

@@ -419,6 +419,8 @@ def test_a_label_map_that_was_drawn_in_the_dataset_is_not_lost(results: Results)
     assert refusal(results) is Reason.OUTPUT_UNWRITABLE
 
     assert label.read_bytes() == changed
+    label.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the same size
+    assert refusal(results) is Reason.OUTPUT_UNWRITABLE
     shutil.copyfile(results.target / "copy", label)  # has another time
     results.decide(case, "accept")
     results.write()

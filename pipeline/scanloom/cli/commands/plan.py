@@ -18,7 +18,7 @@ from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, f
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scanloom.engine.planning import RunPlan, SamplePlan
+    from scanloom.engine.plan import RunPlan, SamplePlan
     from scanloom.io.index.sample import Estimate
 
 
