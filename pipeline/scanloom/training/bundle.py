@@ -298,75 +298,30 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
     count : int
         Number of cases for training.
     """
-    plan = recipe.schedule
-    if recipe.data.label_maps is None:
-        loading = [*preprocessing(recipe, BOTH), _labels(recipe)]
-        validation = [*loading, _step("EnsureTyped", BOTH)]
-        validation_dataset: Json = {
-            "_target_": "CacheDataset",
-            "data": "@validation_cases",
-            "transform": "@validation_preprocessing",
-        }
-        training = [
-            *loading,
-            _step("EnsureTyped", BOTH, track_meta=False),
-            _step(
-                "ClassesToIndicesd",
-                "label",
-                num_classes=len(recipe.structures) + 1,
-                max_samples_per_class=CENTRES,
-            ),
-            *augmentation(recipe),
-            _step("SelectItemsd", BOTH),
-        ]
-    else:
-        kept, random = drawing(recipe)
-        training = validation = [*kept, *random, _step("SelectItemsd", BOTH)]
-        # its epoch stays 1, so that its images are the same ones in every validation
-        validation_dataset = {
-            "_target_": f"{TRANSFORMS}.SeededDataset",
-            "data": "@validation_cases",
-            "transform": "@validation_preprocessing",
-            "seed": "$@seed + 1",
-            "patches": f"${recipe.drawing.validation_images} if @validation_cases else 0",
-            "copy_cache": False,
-        }
-    state = {
-        "network": "@plain_network",
-        "average": "@averaged_network",
-        "optimizer": "@optimizer",
-        "lr_scheduler": "@lr_scheduler",
-        "trainer": "@trainer",
+    return {
+        **_run_values(recipe, root, count),
+        **_learning(recipe),
+        **_data(recipe),
+        "evaluator": _evaluator(recipe),
+        **_trainer(recipe),
+        "initialize": [
+            "$monai.utils.set_determinism(seed=@seed)",
+            "$os.makedirs(@bundle_root + '/models', exist_ok=True)",
+        ],
+        # checkpoints after all else at the end of an epoch, so that they hold its whole effect
+        "run": [
+            "$@loader and @loader.attach(@trainer)",
+            "$@saver and @saver.attach(@trainer)",
+            "$@record.attach(@trainer)",
+            "$@trainer.run()",
+            "$@first and monai.networks.save_state(@averaged_network, @model)",
+        ],
     }
-    handlers: list[Any] = [
-        {
-            "_target_": f"{HANDLERS}.EpochSeed",
-            "dataset": "@train_dataset",
-            "seed": "@seed",
-        },
-        {
-            "_target_": "LrScheduleHandler",
-            "lr_scheduler": "@lr_scheduler",
-            "print_lr": False,
-            "epoch_level": False,
-        },
-        "@average",
-        {
-            "_target_": "ValidationHandler",
-            "validator": "@evaluator",
-            "interval": plan.validate_every,
-            "_disabled_": "$not @validation_cases",
-        },
-        {
-            "_target_": "TensorBoardStatsHandler",
-            "log_dir": "@log_dir",
-            "tag_name": "train_loss",
-            # of each tenth step, since the host waits for the device's loss
-            "iteration_log": "$lambda engine, step: step % 10 == 1",
-            "output_transform": "$lambda output: output['loss'].item()",
-            "_disabled_": "$not @first",
-        },
-    ]
+
+
+def _run_values(recipe: TrainingRecipe, root: Path, count: int) -> Json:
+    """Return what a run may be given on its command line, and the paths that follow from it."""
+    plan = recipe.schedule
     return {
         "imports": [
             "$import json",
@@ -393,6 +348,13 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         "epoch_length": epoch_length(recipe, count),
         "epochs": "$-(-@steps // @epoch_length)",
         "precision": plan.precision,
+    }
+
+
+def _learning(recipe: TrainingRecipe) -> Json:
+    """Return network, loss, and how weights change and are averaged."""
+    plan = recipe.schedule
+    return {
         "network_def": network_def(recipe),
         "start": recipe.network.start,
         "plain_network": "$prepare_network(@network_def, @device, @start)",
@@ -426,6 +388,44 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "momentum": max(plan.average, min(0.5, 10 / plan.steps)),
         },
         "averaged_network": "$@average.ema_model",
+    }
+
+
+def _data(recipe: TrainingRecipe) -> Json:
+    """Return transforms, datasets and loaders."""
+    if recipe.data.label_maps is None:
+        loading = [*preprocessing(recipe, BOTH), _labels(recipe)]
+        validation = [*loading, _step("EnsureTyped", BOTH)]
+        validation_dataset: Json = {
+            "_target_": "CacheDataset",
+            "data": "@validation_cases",
+            "transform": "@validation_preprocessing",
+        }
+        training = [
+            *loading,
+            _step("EnsureTyped", BOTH, track_meta=False),
+            _step(
+                "ClassesToIndicesd",
+                "label",
+                num_classes=len(recipe.structures) + 1,
+                max_samples_per_class=CENTRES,
+            ),
+            *augmentation(recipe),
+            _step("SelectItemsd", BOTH),
+        ]
+    else:
+        kept, random = drawing(recipe)
+        training = validation = [*kept, *random, _step("SelectItemsd", BOTH)]
+        # its epoch stays 1, so that its images are the same ones in every validation
+        validation_dataset = {
+            "_target_": f"{TRANSFORMS}.SeededDataset",
+            "data": "@validation_cases",
+            "transform": "@validation_preprocessing",
+            "seed": "$@seed + 1",
+            "patches": f"${recipe.drawing.validation_images} if @validation_cases else 0",
+            "copy_cache": False,
+        }
+    return {
         "train_preprocessing": {"_target_": "Compose", "transforms": training},
         "train_dataset": {
             "_target_": f"{TRANSFORMS}.SeededDataset",
@@ -450,7 +450,7 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "dataset": "@train_dataset",
             "batch_size": "@batch",
             "sampler": "@train_sampler",
-            "num_workers": plan.workers,
+            "num_workers": recipe.schedule.workers,
         },
         "validation_preprocessing": {"_target_": "Compose", "transforms": validation},
         "validation_dataset": {**validation_dataset, "num_workers": 1, "progress": False},
@@ -460,38 +460,84 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "batch_size": 1,
             "num_workers": 0,
         },
-        "evaluator": {
-            "_target_": "SupervisedEvaluator",
-            "device": "@device",
-            "val_data_loader": "@validation_loader",
-            "network": "@averaged_network",
-            "inferer": inferer(recipe),
-            "postprocessing": {
-                "_target_": "Compose",
-                "transforms": [
-                    _step(
-                        "AsDiscreted",
-                        ["pred", "label"],
-                        argmax=[True, False],
-                        to_onehot=len(recipe.structures) + 1,
-                    )
-                ],
-            },
-            "key_val_metric": {
-                "val_mean_dice": {
-                    "_target_": "MeanDice",
-                    "include_background": False,
-                    "output_transform": "$monai.handlers.from_engine(['pred', 'label'])",
-                }
-            },
-            "val_handlers": [
-                {
-                    "_target_": "TensorBoardStatsHandler",
-                    "log_dir": "@log_dir",
-                    "iteration_log": False,
-                },
+    }
+
+
+def _evaluator(recipe: TrainingRecipe) -> Json:
+    """Return the engine that validates."""
+    return {
+        "_target_": "SupervisedEvaluator",
+        "device": "@device",
+        "val_data_loader": "@validation_loader",
+        "network": "@averaged_network",
+        "inferer": inferer(recipe),
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                _step(
+                    "AsDiscreted",
+                    ["pred", "label"],
+                    argmax=[True, False],
+                    to_onehot=len(recipe.structures) + 1,
+                )
             ],
         },
+        "key_val_metric": {
+            "val_mean_dice": {
+                "_target_": "MeanDice",
+                "include_background": False,
+                "output_transform": "$monai.handlers.from_engine(['pred', 'label'])",
+            }
+        },
+        "val_handlers": [
+            {
+                "_target_": "TensorBoardStatsHandler",
+                "log_dir": "@log_dir",
+                "iteration_log": False,
+            },
+        ],
+    }
+
+
+def _trainer(recipe: TrainingRecipe) -> Json:
+    """Return the engine that trains, with its checkpoints and records."""
+    state = {
+        "network": "@plain_network",
+        "average": "@averaged_network",
+        "optimizer": "@optimizer",
+        "lr_scheduler": "@lr_scheduler",
+        "trainer": "@trainer",
+    }
+    handlers: list[Any] = [
+        {
+            "_target_": f"{HANDLERS}.EpochSeed",
+            "dataset": "@train_dataset",
+            "seed": "@seed",
+        },
+        {
+            "_target_": "LrScheduleHandler",
+            "lr_scheduler": "@lr_scheduler",
+            "print_lr": False,
+            "epoch_level": False,
+        },
+        "@average",
+        {
+            "_target_": "ValidationHandler",
+            "validator": "@evaluator",
+            "interval": recipe.schedule.validate_every,
+            "_disabled_": "$not @validation_cases",
+        },
+        {
+            "_target_": "TensorBoardStatsHandler",
+            "log_dir": "@log_dir",
+            "tag_name": "train_loss",
+            # of each tenth step, since the host waits for the device's loss
+            "iteration_log": "$lambda engine, step: step % 10 == 1",
+            "output_transform": "$lambda output: output['loss'].item()",
+            "_disabled_": "$not @first",
+        },
+    ]
+    return {
         "trainer": {
             "_target_": "SupervisedTrainer",
             "max_epochs": "@epochs",
@@ -527,18 +573,6 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "evaluator": "@evaluator",
             "optimizer": "@optimizer",
         },
-        "initialize": [
-            "$monai.utils.set_determinism(seed=@seed)",
-            "$os.makedirs(@bundle_root + '/models', exist_ok=True)",
-        ],
-        # checkpoints after all else at the end of an epoch, so that they hold its whole effect
-        "run": [
-            "$@loader and @loader.attach(@trainer)",
-            "$@saver and @saver.attach(@trainer)",
-            "$@record.attach(@trainer)",
-            "$@trainer.run()",
-            "$@first and monai.networks.save_state(@averaged_network, @model)",
-        ],
     }
 
 
