@@ -242,9 +242,9 @@ def evaluate(
     structures = tuple(sorted({row.structure for row in rows}, key=_by_number))
     outcomes = Counter((row.side, row.structure, row.agreement.outcome) for row in rows)
     present = _present(rows)
-    cases: dict[str, dict[str, CaseLabels]] = defaultdict(dict)
+    labels_of: dict[str, dict[str, CaseLabels]] = defaultdict(dict)
     for pair, _ in compared:
-        cases[pair.case] |= {"reference": pair.reference, pair.side: pair.prediction}
+        labels_of[pair.case] |= {"reference": pair.reference, pair.side: pair.prediction}
     return Evaluation(
         tolerance_mm,
         tuple(rows),
@@ -258,7 +258,7 @@ def evaluate(
         ),
         _differences(rows, structures) if against is not None else (),
         unnamed,
-        dict(cases),
+        dict(labels_of),
     )
 
 
