@@ -2,23 +2,30 @@
 
     python data/draw_head.py MAP FOLDER
 
-MAP is one that brain_anatomy is not trained on, such as `training_seg_04.nii.gz` (Apache-2.0).
-Writes `head_mr.nii.gz` and `head_labels.nii.gz`, the map on the scan's grid, into FOLDER. The same
-voxels each time.
+MAP is one that brain_anatomy is not trained on; the sample is of `training_seg_04.nii.gz`
+(Apache-2.0). Writes `head_mr.nii.gz`, `head_truth.json` with the volumes of the structures of
+brain_anatomy, and `head_labels.nii.gz`, the map on the scan's grid, into FOLDER. The same voxels
+each time.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from scipy.ndimage import affine_transform, gaussian_filter, zoom
 from scipy.spatial.transform import Rotation
 
+RECIPE = Path(__file__).parents[1] / "models" / "brain_anatomy" / "training" / "recipe.yaml"
+DEFINITION = (
+    "ml of the label map that the head was drawn of, before it was turned, blurred and given noise"
+)
 SEED = 4
 SHAPE = (136, 168, 120)
 SPACING = (1.4, 1.4, 1.6)  # mm
@@ -72,13 +79,26 @@ def on_grid_of(
     return np.asarray(affine_transform(numbers, to_map[:3, :3], to_map[:3, 3], scan.shape, order=0))
 
 
+def true_volumes(numbers: NDArray[np.int64], affine: NDArray[np.float64]) -> dict[str, float]:
+    """Return ml of each structure of brain_anatomy in a label map."""
+    page = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    ml = abs(np.linalg.det(affine[:3, :3])) / 1000
+    return {
+        each["label"]: round(float(np.isin(numbers, each["values"]).sum() * ml), 2)
+        for each in page["structures"]
+    }
+
+
 def main(path: Path, folder: Path) -> None:
-    """Draw the head and write it with its labels."""
+    """Draw the head and write it with its volumes and labels."""
     image = nib.as_closest_canonical(nib.load(path))
     numbers = np.asarray(image.dataobj).astype(np.int64)
     scan = draw(numbers, image.affine)
     labels = on_grid_of(scan, numbers, image.affine).astype(np.int16)
     nib.save(scan, folder / "head_mr.nii.gz")
+    truth = {"definition": DEFINITION, "structures_ml": true_volumes(numbers, image.affine)}
+    text = json.dumps(truth, indent=2) + "\n"
+    (folder / "head_truth.json").write_text(text, encoding="utf-8")
     nib.save(nib.Nifti1Image(labels, scan.affine), folder / "head_labels.nii.gz")
 
 

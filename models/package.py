@@ -5,6 +5,9 @@
 Weights become float16, half as large, and each is stored once: DynUNet lists its layers again under
 `skip_layers`. So MONAI's loader is told that names may be missing. Of a training that still runs,
 the averaged weights of the last checkpoint are taken. OUT is the model's own folder unless given.
+
+Small weights are stored a second time, as card and safetensors that scanloom reads at once; it
+converts a bundle without them when it is first used.
 """
 
 from __future__ import annotations
@@ -16,10 +19,16 @@ from pathlib import Path
 
 import torch
 
+from scanloom.cards.card_file import CARD_FILE, WEIGHTS_FOLDER
 from scanloom.convert.conversion import convert_model
 from scanloom.training.bundle import inference_config, metadata
 from scanloom.training.handlers import last_checkpoint
 from scanloom.training.recipe import read_recipe
+
+BFLOAT16 = ("ct_tissue", "hippocampus_mr")
+"""Models whose labels in bfloat16 are those of float32, as their README.md says."""
+STORED_TWICE = 4_000_000
+"""Largest bytes of weights that are also stored as safetensors."""
 
 
 def package(model: Path, bundle: Path, out: Path) -> None:
@@ -34,7 +43,8 @@ def package(model: Path, bundle: Path, out: Path) -> None:
     else:
         state = torch.load(checkpoint, weights_only=True)["average"]
     state = {k: v.half() for k, v in state.items() if not k.startswith("skip_layers.")}
-    for folder in ("configs", "models", "weights"):
+    (out / CARD_FILE).unlink(missing_ok=True)
+    for folder in ("configs", "models", WEIGHTS_FOLDER):
         (out / folder).mkdir(parents=True, exist_ok=True)
         for file in (out / folder).iterdir():
             file.unlink()
@@ -43,11 +53,15 @@ def package(model: Path, bundle: Path, out: Path) -> None:
     inference, fields = inference_config(recipe), metadata(recipe)
     inference["handlers"][0]["strict"] = False
     fields["scanloom"]["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
-    fields["scanloom"]["precisions"] = ["float32", "bfloat16"]  # compared: see README.md
+    if recipe.name in BFLOAT16:
+        fields["scanloom"]["precisions"] = ["float32", "bfloat16"]
     for name, document in (("inference", inference), ("metadata", fields)):
         text = json.dumps(document, indent=4) + "\n"
         (out / "configs" / f"{name}.json").write_text(text, encoding="utf-8")
-    convert_model(out, {}, out)
+    if weights.stat().st_size <= STORED_TWICE:
+        convert_model(out, {}, out)
+    else:
+        (out / WEIGHTS_FOLDER).rmdir()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ needs_runner = pytest.mark.skipif(
 )
 
 MODELS = ROOT / "models"
-SUFFIXES = {"ct_tissue": "tissue", "hippocampus_mr": "seg"}
+SUFFIXES = {"brain_anatomy": "seg", "ct_tissue": "tissue", "hippocampus_mr": "seg"}
 """Suffix of the file that a bundle writes, by its name."""
 
 
@@ -35,6 +35,8 @@ def image_for(name: str, folder: Path) -> Path:
     path = folder / "part.nii.gz"
     if name == "ct_tissue":  # the sample torso around the diaphragm
         image = nib.load(ROOT / "data" / "torso_ct.nii.gz").slicer[:, :, 18:40]
+    elif name == "brain_anatomy":
+        image = nib.load(ROOT / "data" / "head_mr.nii.gz")
     else:  # larger than a window; blobs, some of which are labelled
         # LPS, and a spacing that is resampled
         affine = np.diag([-0.9, -1.1, 1.0, 1.0])
@@ -68,7 +70,7 @@ def test_monai_runs_it_and_labels_are_ours(name: str, tmp_path: Path) -> None:
     ours = predictor.predict(volume).layers[0].labels
 
     numbers = [structure.number for structure in card.structures]
-    assert set(np.unique(ours)) == {0, *numbers}
+    assert set(np.unique(ours)) == {0, *numbers}  # also what results have on request only
     assert (ours == theirs).mean() >= 0.9995
     for number in numbers:
         both = ((ours == number) & (theirs == number)).sum()
@@ -77,7 +79,7 @@ def test_monai_runs_it_and_labels_are_ours(name: str, tmp_path: Path) -> None:
 
 def state_of(name: str) -> dict[str, Any]:
     weights = MODELS / name / "models" / "model.pt"
-    assert weights.stat().st_size < 3_000_000
+    assert weights.stat().st_size < 8_000_000
     state: dict[str, Any] = torch.load(weights, map_location="cpu", weights_only=True)
     assert all(value.isfinite().all() for value in state.values())
     return state
@@ -85,10 +87,11 @@ def state_of(name: str) -> dict[str, Any]:
 
 def test_weights_are_numbers_only_and_small() -> None:
     assert {value.dtype for value in state_of("ct_tissue").values()} == {torch.float32}
-    assert {value.dtype for value in state_of("hippocampus_mr").values()} == {torch.float16}
+    for name in ("brain_anatomy", "hippocampus_mr"):
+        assert {value.dtype for value in state_of(name).values()} == {torch.float16}
 
 
 def test_all_weights_together_are_small() -> None:
     files = [*MODELS.glob("*/models/*"), *MODELS.glob("*/weights/*")]
-    assert len(files) >= 4
+    assert len(files) >= 5
     assert sum(file.stat().st_size for file in files) <= 20_000_000

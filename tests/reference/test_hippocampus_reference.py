@@ -10,15 +10,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, ornt_transform
-from numpy.typing import NDArray
 
 from scanloom import load_volume
-from scanloom.cards.card import ModelCard
 from scanloom.cards.graph import graph_of
 from scanloom.convert.conversion import load_card
-from scanloom.core import ComputeOptions, Grid, Layer, Segmentation, StepTimer, Volume
+from scanloom.core import ComputeOptions, Grid, StepTimer
 from scanloom.engine.workflow.schema import read_workflow
-from scanloom.inference.engines.selection import torch_choice
 from scanloom.inference.graph import GraphRun
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.training.cases import find_cases
@@ -69,52 +66,39 @@ def test_a_crop_as_dicom_has_the_volume_of_a_hippocampus(predictor: TorchPredict
     assert min(ml) > 0.3 * sum(ml)
 
 
-class StoredFinder:
-    """The finder's stored labels of brainchop's sample head: they take minutes to make."""
-
-    device_name, precision_name, changes = "cpu", "float32", ""
-    engine = torch_choice("stored labels")
-
-    def __init__(self, card: ModelCard, labels: NDArray[np.uint8]) -> None:
-        self.card, self._labels = card, labels
-
-    def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:
-        layer = Layer(self._labels, self.card.structures)
-        return Segmentation(self.card.name, (layer,), volume.grid, "1")
-
-
 def test_a_head_in_24_axis_orders_has_the_same_hippocampi(predictor: TorchPredictor) -> None:
-    """1.5 to 5.5 ml a side, where the finder sees them, and equal in all right-handed orders."""
+    """1.5 to 5.5 ml a side, where another network sees them, and alike in right-handed orders."""
     relations = read_workflow(ROOT / "workflows" / "hippocampus-volumetry.yaml").relations
-    finder = load_card(brainchop("model21_104class"))
+    finder = TorchPredictor(load_card(ROOT / "models" / "brain_anatomy"), device="cpu")
     head = load_volume(brainchop("reference/t1_crop.nii.gz"), modality="MR")
     image = nib.load(brainchop("reference/t1_crop_model21_104class.nii.gz"))
-    found = np.asarray(image.dataobj).astype(np.uint8)
+    known = np.asarray(image.dataobj).astype(np.uint8)
+    number_of = {s.label: s.number for s in load_card(brainchop("model21_104class")).structures}
     nodes = [
         node
-        for node in graph_of([finder.name, predictor.card.name], relations)
-        if node.name in ("left", "right", finder.name)
+        for node in graph_of([finder.card.name, predictor.card.name], relations)
+        if node.name in ("left", "right", finder.card.name)
     ]
     stored = axcodes2ornt(head.grid.axis_codes)
-    number_of = {structure.label: structure.number for structure in finder.structures}
-    counts = set()
+    counts = []
     for order in RIGHT_HANDED:
         change = ornt_transform(stored, axcodes2ornt(order))
         array, labels = (
-            np.asfortranarray(apply_orientation(each, change)) for each in (head.array, found)
+            np.asfortranarray(apply_orientation(each, change)) for each in (head.array, known)
         )
         affine = head.grid.affine @ inv_ornt_aff(change, head.grid.shape)
         volume = replace(head, array=array, grid=Grid(array.shape, affine))
-        models = [StoredFinder(finder, labels), predictor]
-        results = GraphRun(nodes, models, (volume,), StepTimer()).run()
-        voxels = []
+        results = GraphRun(nodes, [finder, predictor], (volume,), StepTimer()).run()
         for side, sign in (("left", -1), ("right", 1)):
             assert results[side].flags == predictor.card.flags
-            number = number_of[f"{side}_hippocampus"]
-            ours, theirs = results[side].layers[0].labels, labels == number
+            ours = results[side].layers[0].labels
+            theirs = labels == number_of[f"{side}_hippocampus"]
             assert 2 * ((ours > 0) & theirs).sum() > 0.7 * ((ours > 0).sum() + theirs.sum())
             assert sign * volume.grid.world(np.argwhere(ours > 0).mean(axis=0))[0] > 10
             assert 1500 < np.count_nonzero(ours) < 5500
-            voxels += [int((ours == n).sum()) for n in (1, 2)]
-        counts.add(tuple(voxels))
-    assert len(counts) == 1, counts
+            counts.append([int((ours == n).sum()) for n in (1, 2)])
+    # a box moves by a voxel of the finder's grid, which starts at another corner
+    sides = np.reshape(counts, (len(RIGHT_HANDED), 4))
+    np.testing.assert_allclose(
+        sides, np.median(sides, axis=0)[None].repeat(len(sides), 0), rtol=0.1
+    )

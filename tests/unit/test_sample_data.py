@@ -49,7 +49,7 @@ def test_the_study_is_synthetic_and_small(slices):
     assert len({ds.SOPInstanceUID for ds in slices}) == len(slices) == 60
     assert all(ds.SOPInstanceUID.startswith("2.25.") for ds in slices)
     files = [p for p in DATA.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-    assert sum(p.stat().st_size for p in files) < 4_200_000
+    assert sum(p.stat().st_size for p in files) < 6_700_000
 
 
 def test_anatomy_lies_on_the_right_sides(scan):
@@ -103,6 +103,22 @@ def test_a_slice_drawn_again_is_the_slice_that_ships(scan, monkeypatch):
     difference = np.abs(scan[:, :, 30] - clean)
     assert np.median(difference) < 8
     assert np.percentile(difference, 97) < 130
+
+
+def test_the_head_is_seen_whole_and_oblique():
+    """Its brain is inside the field of view, and the scan's axes are not those of the body."""
+    image = nib.load(DATA / "head_mr.nii.gz")
+    voxels = np.asarray(image.dataobj)
+    truth = json.loads((DATA / "head_truth.json").read_text())["structures_ml"]
+    assert len(truth) == 32
+    assert 900 < sum(ml for label, ml in truth.items() if label != "csf") < 1600
+    assert nib.aff2axcodes(image.affine) == ("R", "A", "S")
+    assert not np.allclose(image.affine[:3, :3], np.diag(np.diag(image.affine[:3, :3])), atol=0.05)
+    ml = float(np.prod(image.header.get_zooms())) / 1000
+    # white matter is brighter than all of the head but fat
+    assert (voxels > 130).sum() * ml > sum(
+        truth[f"cerebral_white_matter_{s}"] for s in ("left", "right")
+    )
 
 
 def test_a_head_is_drawn_where_its_labels_are(monkeypatch):
