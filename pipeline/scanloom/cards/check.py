@@ -339,12 +339,24 @@ def is_hounsfield(sample: NDArray[Any]) -> bool:
 
 
 def hounsfield_by_values(volume: Volume) -> bool | None:
-    """Return whether a scan without a modality has Hounsfield units; None if values do not tell."""
+    """Return whether a scan without a modality has Hounsfield units; None if values do not tell.
+
+    A CT that lost its RescaleIntercept is neither: a model for other scans must not get it.
+    """
     sample = _sample(volume)
     if is_hounsfield(sample):
         return True
-    foreign = find_impossible(volume.array) or find_foreign_scale(sample)
-    return None if foreign is None else False
+    if not sample.size:
+        return None
+    lowest = float(sample.min())
+    inner = sample[sample > lowest]
+    if _shifted(inner) or _shifted_twice(inner):
+        return None
+    # without any air or fat, as scans of MR and PET: a crop of dense tissue at most is such a CT
+    never_negative = lowest > NOT_NEGATIVE
+    if never_negative or find_impossible(volume.array) or find_foreign_scale(sample):
+        return False
+    return None
 
 
 def find_altered_scale(sample: NDArray[Any]) -> str | None:

@@ -10,6 +10,7 @@ from scanloom.cards.card import ANY_MODALITY, CT
 from scanloom.cards.check import hounsfield_by_values
 from scanloom.convert.store import list_models
 from scanloom.core import ReadOptions, Reason, ScanError, Series
+from scanloom.io.index.label_maps import looks_like_labels
 from scanloom.io.index.series import find_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.read import read_scan
@@ -49,14 +50,15 @@ def default_model(
         return single[0].name
     scans = _scans(paths, archives=archives)
     modalities = {series.modality or modality for series in scans} or {modality}
-    known = {ANY_MODALITY, *modalities}
-    possible = [c for c in single if None in modalities or c.channels[0].modality in known]
+    is_ct = _is_ct([s for s in scans if s.modality is None]) if None in modalities else None
+    possible = []
+    for card in single:
+        of = card.channels[0].modality
+        unstated = None in modalities and (is_ct is None or (of == CT) is is_ct)
+        if of == ANY_MODALITY or of in modalities or unstated:
+            possible.append(card)
     # A model for this modality goes before a model for any
-    stated = [card for card in possible if card.channels[0].modality != ANY_MODALITY]
-    left = stated or possible
-    if len(left) > 1 and modalities == {None}:
-        is_ct = _is_ct(scans)
-        left = [c for c in left if is_ct is None or (c.channels[0].modality == CT) is is_ct]
+    left = [c for c in possible if c.channels[0].modality != ANY_MODALITY] or possible
     fitting = [card.name for card in left]
     if len(fitting) == 1:
         return fitting[0]
@@ -90,6 +92,9 @@ def _is_ct(scans: Sequence[Series]) -> bool | None:
     # what the reader would refuse does not matter here: only values are looked at
     options = ReadOptions(gaps="interpolate", nan="padding", orientation="RAS")
     for series in scans[:1]:
-        with suppress(ScanError):  # reported when it is segmented
-            return hounsfield_by_values(read_scan(series, options).volume)
+        for phase in (None, 0):  # the first of several volumes tells as well
+            with suppress(ScanError):  # reported when it is segmented
+                volume = read_scan(series, options, phase=phase).volume
+                # a label map is of no modality
+                return None if looks_like_labels(volume.array) else hounsfield_by_values(volume)
     return None

@@ -45,7 +45,16 @@ def test_a_model_for_the_modality_precedes_one_for_any_and_for_a_crop(
 
 
 @pytest.mark.parametrize(
-    ("kind", "named"), [("CT", "m0"), ("MR", "m1"), ("soft tissue in CT", None), ("4D", None)]
+    ("kind", "named"),
+    [
+        ("CT", "m0"),
+        ("MR", "m1"),
+        ("no air", "m1"),
+        ("soft tissue in CT", None),
+        ("label map", None),
+        ("CT without its intercept", None),
+        ("4D", "m0"),
+    ],
 )
 def test_values_tell_the_model_of_a_file_without_a_modality(
     kind: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -56,9 +65,12 @@ def test_values_tell_the_model_of_a_file_without_a_modality(
     crop = np.random.default_rng(0).normal(40, 25, size=(40, 30, 20)).astype(np.int16)
     values = {
         "CT": array,
-        "MR": (array + 1024).clip(0, 1500),
+        "MR": np.asarray(nib.load(shipped("data") / "head_mr.nii.gz").dataobj),
+        "no air": np.random.default_rng(0).integers(1, 900, size=(40, 30, 20), dtype=np.int16),
+        "label map": np.digitize(array, (-500, -20, 300)).astype(np.int16),
+        "CT without its intercept": (array + 1024).clip(0, 1500),
         "soft tissue in CT": crop,
-        "4D": np.stack([array[:40, :40], array[:40, :40]], axis=3),
+        "4D": np.stack([array, array], axis=3),
     }
     file = tmp_path / "scan.nii.gz"
     nib.save(nib.Nifti1Image(values[kind], torso.affine), file)
@@ -84,3 +96,20 @@ def _store(modalities: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
     listed = tuple(SimpleNamespace(card=each) for each in cards)
     monkeypatch.setattr(module, "list_models", lambda: listed)
+
+
+@pytest.mark.parametrize(("beside", "named"), [("MR", "m1"), ("CT", None)])
+def test_a_file_without_a_modality_lies_beside_other_scans(
+    beside: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _store(["CT", "MR"], tmp_path, monkeypatch)
+    scans = [
+        Series("nifti", (shipped("data") / "head_mr.nii.gz",)),
+        Series("dicom", (), modality=beside),
+    ]
+    monkeypatch.setattr(module, "_scans", lambda *_, **__: scans)
+    if named is not None:
+        assert module.default_model([tmp_path]) == named
+        return
+    with pytest.raises(ScanError, match="2 models fit CT"):
+        module.default_model([tmp_path])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -40,7 +40,7 @@ class Sample:
     truth: str
     volumes: str
     model: str
-    modality: str
+    modality: Literal["CT", "MR"]
     judged: tuple[str, ...]
     within: float
 
