@@ -149,8 +149,7 @@ def test_the_only_model_that_fits_is_the_default(
     two = scanloom("segment", study, "--dry-run")
     assert two.code == 65
     assert "2 models fit CT: ct_tissue, other; name one with --model" in two.err
-    none = scanloom("segment", mr, "--dry-run")
-    assert "no model of the store is for MR" in none.err
+    assert "Model: brain_anatomy" in scanloom("segment", mr, "--dry-run").err
     assert scanloom("segment", study, "-m", "other", "-n").code == 0
 
 
