@@ -245,6 +245,8 @@ def main() -> None:
     options = parse(parser)
     if not (Path(options.model) / "models").is_dir():
         unavailable(f"weights of brain_anatomy in {options.model}")
+    if options.smallest and not options.scans:
+        options.what, options.scans = "heads", [str(ROOT / "data" / "head_mr.nii.gz")]
     if not options.scans:
         parser.error("what, and where?")
     model = scanloom.load_model(options.model, device="cpu")
