@@ -242,11 +242,9 @@ def main() -> None:
     parser.add_argument("scans", nargs="*")
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--count", type=int, default=50)
-    options = parse(parser)
+    options = parse(parser, what="heads", scans=[str(ROOT / "data" / "head_mr.nii.gz")])
     if not (Path(options.model) / "models").is_dir():
         unavailable(f"weights of brain_anatomy in {options.model}")
-    if options.smallest and not options.scans:
-        options.what, options.scans = "heads", [str(ROOT / "data" / "head_mr.nii.gz")]
     if not options.scans:
         parser.error("what, and where?")
     model = scanloom.load_model(options.model, device="cpu")
