@@ -91,10 +91,9 @@ def _is_ct(scans: Sequence[Series]) -> bool | None:
     """Return whether the values of the first scan are those of CT; None if they do not tell."""
     # what the reader would refuse does not matter here: only values are looked at
     options = ReadOptions(gaps="interpolate", nan="padding", orientation="RAS")
-    for series in scans[:1]:
-        for phase in (None, 0):  # the first of several volumes tells as well
-            with suppress(ScanError):  # reported when it is segmented
-                volume = read_scan(series, options, phase=phase).volume
-                # a label map is of no modality
-                return None if looks_like_labels(volume.array) else hounsfield_by_values(volume)
+    for phase in (None, 0) if scans else ():  # the first of several volumes tells as well
+        with suppress(ScanError):  # reported when it is segmented
+            volume = read_scan(scans[0], options, phase=phase).volume
+            # a label map is of no modality
+            return None if looks_like_labels(volume.array) else hounsfield_by_values(volume)
     return None

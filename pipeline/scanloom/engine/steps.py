@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanloom.cards.card import HEAD, ModelCard
+from scanloom.cards.card import HEAD
 from scanloom.cards.check import check_measurement, check_scan
 from scanloom.cards.graph import graph_of, needed_parts, networks
 from scanloom.core import (
@@ -234,23 +234,7 @@ def write(
         present = conditions_of(scan.volume, cards)
         if HEAD in present:
             flags = (*flags, Flag.HEAD_IN_VIEW)
-        of_results = {flag for s in segmented.segmentations for flag in s.flags}
-        measurements = add_ratios(
-            [
-                # A crop of nothing, say, is a flag of its own result, not of all in the case
-                replace(
-                    m,
-                    flags=(
-                        *_flags_of(m, cards),
-                        *(f for f in flags if f in own or f not in of_results),
-                    ),
-                )
-                for s in segmented.segmentations
-                for m in add_uncertainty(measure(s, scan.volume), s)
-                for own in [s.flags_of(m.label)]
-            ],
-            case.relations,
-        )
+        measurements = add_ratios(_measure(segmented, flags), case.relations)
     if not any(measurement.voxels for measurement in measurements):
         flags = (*flags, Flag.EMPTY)
     segmented = replace(segmented, flags=flags)
@@ -269,10 +253,21 @@ def write(
     return CaseRecord(case.id, None, "", flags, folder, measurements, seconds)
 
 
-def _flags_of(measurement: Measurement, cards: Sequence[ModelCard]) -> tuple[Flag, ...]:
-    """Return the flags of a structure, with OUT_OF_RANGE if its model says so."""
-    own = [card for card in cards if card.name == measurement.model]
-    return (*measurement.flags, *(f for card in own for f in check_measurement(measurement, card)))
+def _measure(segmented: SegmentedCase, flags: Sequence[Flag]) -> list[Measurement]:
+    """Measure all structures; each has its own flags, then those of the case."""
+    cards = {predictor.card.name: predictor.card for predictor in segmented.predictors}
+    of_results = {flag for s in segmented.segmentations for flag in s.flags}
+    measured = []
+    for segmentation in segmented.segmentations:
+        measurements = measure(segmentation, segmented.loaded.scan.volume)
+        for m in add_uncertainty(measurements, segmentation):
+            card = cards.get(m.model)  # a united result is of no model
+            unusual = () if card is None else check_measurement(m, card)
+            # A crop of nothing, say, is a flag of its own result, not of all in the case
+            own = segmentation.flags_of(m.label)
+            of_case = (f for f in flags if f in own or f not in of_results)
+            measured.append(replace(m, flags=(*m.flags, *unusual, *of_case)))
+    return measured
 
 
 def keep_structures(

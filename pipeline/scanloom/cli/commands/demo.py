@@ -104,8 +104,8 @@ def demo(
             records.append((sample, record, rows))
         plain = {"schema": 2, "studies": studies}
         print_result(general.mode, lambda: plain, lambda: _show(records))
-        wrong = [row for _, _, rows in records for row in rows if row["judged"]]
-        deviating = [row["structure"] for row in wrong if not row["within"]]
+        judged = [row for _, _, rows in records for row in rows if row["judged"]]
+        deviating = [row["structure"] for row in judged if not row["within"]]
         if deviating:
             names = ", ".join(deviating)
             message = f"scanloom: volumes differ by more than they may: {names}."
