@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from weakref import WeakSet
 
 import pynvml
 import pytest
@@ -35,6 +36,8 @@ def counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", counted.__getitem__)
     for name in ("CUDA_VISIBLE_DEVICES", SHARED_DEVICES):
         monkeypatch.delenv(name, raising=False)
+    # cases that other tests of this process still hold
+    monkeypatch.setattr(devices.CaseEnergyMeter, "_open", WeakSet())
     return counted
 
 
