@@ -618,6 +618,9 @@ class Window:
         they are compared (nnU-Net: float16).
     mirror : tuple of int
         Axes of the network grid; scores are the mean over all combinations of flips.
+    mirrored_channels : tuple of int
+        Order in which a mirrored scan's scores enter the mean, where left and right structures
+        change places; with one mirrored axis. Empty if channels stay in place.
     plane : 0, 1, 2 or None
         Axis across the planes that a two-dimensional network sees one by one; `size` is 1 along it.
     """
@@ -631,6 +634,7 @@ class Window:
     starts: Literal["fixed", "even"] = "fixed"
     sums: Literal["float32", "float16"] = "float32"
     mirror: tuple[int, ...] = ()
+    mirrored_channels: tuple[int, ...] = ()
     plane: Literal[0, 1, 2] | None = None
 
     def __post_init__(self) -> None:
@@ -642,6 +646,18 @@ class Window:
             raise ValueError(f"a window must be 1 voxel along axis {self.plane}, got {self.size}")
         if len(set(self.mirror)) < len(self.mirror) or not {0, 1, 2}.issuperset(self.mirror):
             raise ValueError(f"mirrored axes must be different ones of 0, 1, 2, got {self.mirror}")
+        if sorted(self.mirrored_channels) != [*range(len(self.mirrored_channels))]:
+            raise ValueError("mirrored channels must have each channel once")
+        if self.mirrored_channels and len(self.mirror) > 1:
+            raise ValueError("channels change places along one mirrored axis only")
+
+    @property
+    def sums_features(self) -> bool:
+        """Whether features may be summed before the final layer, if that is linear: they are fewer.
+
+        Not where nnU-Net's rounding is that of scores, nor where channels change places.
+        """
+        return self.sums == "float32" and not (self.mirror and self.mirrored_channels)
 
 
 @dataclass(frozen=True)
@@ -831,6 +847,8 @@ class ModelCard:
         painted = {n for _, n in self.decision.regions} if isinstance(self.decision, Paint) else ()
         if not {s.number for s in self.structures}.issuperset(painted):
             raise ValueError("a region is painted with the number of no structure")
+        if not self.parts and 0 < len(self.window.mirrored_channels) < self.n_outputs:
+            raise ValueError("mirrored channels must be all of the network's")
         if any(part.parts or part.stage for part in self.parts):
             raise ValueError("parts must be single networks")
         if self.parts and self.stage is not None and self.stage.use == "channels":

@@ -183,7 +183,7 @@ def estimate_network(
     sizes = _sizes(card, plan, dtype, budget)
     largest = largest_box(plan, card.grid)
     size = largest if card.window.size is None else input_size(card.window)
-    forward = network_bytes(card.network, size, dtype, budget.windows, card.window.sums)
+    forward = network_bytes(card.network, size, dtype, budget.windows, card.window.sums_features)
     image = sizes.image + sizes.padded
     # planes between two slabs; a slab that is activated; bounds of the classes by blocks
     yielded = 4 * sizes.plane + 2 * budget.slab + sizes.open // 16 + sizes.head
@@ -396,7 +396,7 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     plane_voxels = padded // layout.padded[axis]
     # a smaller box is yielded in planes of the whole grid
     yielded = max(plane_voxels, whole // plan.network.shape[axis])
-    last = last_layer(card.network, input_size(window)) if window.sums == "float32" else None
+    last = last_layer(card.network, input_size(window)) if window.sums_features else None
     features = last[1] if last else card.n_outputs
     plane, summed = (sum_bytes * plane_voxels * n for n in (card.n_outputs, features))
     head = min(max(HEAD_SLABS * budget.slab, plane), layout.planes * plane)
@@ -651,7 +651,7 @@ def network_bytes(
     size: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
     windows: int = 1,
-    sums: str = "float32",
+    detached: bool = True,
 ) -> int:
     """Return the peak memory of a network's values in one forward pass.
 
@@ -665,8 +665,8 @@ def network_bytes(
         Type in which the network calculates.
     windows : int
         Windows in a batch.
-    sums : "float32" or "float16"
-        Type of the sums of scores: with float16, the final layer is not detached.
+    detached : bool
+        Whether the final layer is detached where possible.
 
     Returns
     -------
@@ -675,7 +675,6 @@ def network_bytes(
         network that cannot run on the meta device.
     """
     arguments = json.dumps(dict(spec.args), sort_keys=True)
-    detached = sums == "float32"
     if dtype is torch.bfloat16:
         return _window_bytes(spec.name, arguments, size, detached, ends=True) * windows
     window_bytes = _window_bytes(spec.name, arguments, size, detached, ends=False)

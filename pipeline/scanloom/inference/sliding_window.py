@@ -581,7 +581,10 @@ class SlidingWindow:
                 raise ScanError(Reason.MODEL_NETWORK, detail)
             return scores
 
-        return mean_over_flips(checked, batch.to(self.dtype), self.window.mirror)
+        window = self.window
+        return mean_over_flips(
+            checked, batch.to(self.dtype), window.mirror, window.mirrored_channels
+        )
 
     def _finish(
         self,
@@ -903,7 +906,10 @@ class SharedScores:
 
 
 def mean_over_flips(
-    network: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor, axes: Sequence[int]
+    network: Callable[[torch.Tensor], torch.Tensor],
+    windows: torch.Tensor,
+    axes: Sequence[int],
+    channels: Sequence[int] = (),
 ) -> torch.Tensor:
     """Return the mean of a network's scores over all combinations of flips.
 
@@ -917,6 +923,8 @@ def mean_over_flips(
         Input of the network; not changed if `axes` are given.
     axes : sequence of int
         Axes of the windows, 0 to 2; empty for no flip.
+    channels : sequence of int
+        Order in which the scores of flipped windows are added, as `Window.mirrored_channels`.
     """
     if not axes:
         return network(windows)
@@ -925,6 +933,11 @@ def mean_over_flips(
     for count in range(1, len(axes) + 1):
         for combination in itertools.combinations(axes, count):
             dims = [axis + 2 for axis in combination]
-            scores += network(windows.flip(dims)).flip(dims)
+            flipped = network(windows.flip(dims)).flip(dims)
+            if not channels:
+                scores += flipped
+            # one by one: an index would have to go to the device, for which the host waits
+            for channel, source in enumerate(channels):
+                scores[:, channel] += flipped[:, source]
     scores /= 1 << len(axes)
     return scores

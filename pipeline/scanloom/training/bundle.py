@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from scanloom.convert.monai.config import MIRRORED_MEAN
 from scanloom.training.cases import Split
 from scanloom.training.recipe import TrainingRecipe
 
@@ -615,6 +616,19 @@ def inferer(recipe: TrainingRecipe) -> Json:
     }
 
 
+def _inference_inferer(recipe: TrainingRecipe) -> Json:
+    """Return the entries of the inferer of `inference.json`."""
+    if not recipe.mirrored_mean:
+        return {"inferer": inferer(recipe)}
+    labels = ["", *(structure.label for structure in recipe.structures)]
+    other = dict(recipe.sides) | {right: left for left, right in recipe.sides}
+    return {
+        "sliding_window": inferer(recipe),
+        "mirrored_channels": [labels.index(other.get(label, label)) for label in labels],
+        "inferer": f"${MIRRORED_MEAN}(@sliding_window, @mirrored_channels)",
+    }
+
+
 def evaluate_config() -> Json:
     """Return `evaluate.json`, merged into `train.json`: the trained model on the validation."""
     return {
@@ -655,7 +669,7 @@ def inference_config(recipe: TrainingRecipe) -> Json:
             "shuffle": False,
             "num_workers": 0,
         },
-        "inferer": inferer(recipe),
+        **_inference_inferer(recipe),
         "postprocessing": {
             "_target_": "Compose",
             "transforms": [

@@ -244,6 +244,11 @@ class TrainingRecipe(Page, frozen=True):
         description="z-score of each scan, or two values of the scan that become -1 and 1",
     )
     patch: tuple[int, int, int] = Field(description="Voxels of a window on the network grid")
+    mirrored_mean: bool = Field(
+        default=False,
+        description="Scores of the trained model are the mean of those of the scan and of the scan "
+        "mirrored left to right: sides become more even, the network takes twice the time",
+    )
     drawing: Drawing = Field(default=Drawing(), description=Drawing.__doc__)
     network: Network = Field(default=Network(), description=Network.__doc__)
     augmentation: Augmentation = Field(default=Augmentation(), description=Augmentation.__doc__)
@@ -268,6 +273,8 @@ class TrainingRecipe(Page, frozen=True):
             ]
             if lone:
                 raise ValueError(f"sides of all left and right structures to mirror, {lone[0]} too")
+        elif self.mirrored_mean:
+            raise ValueError("left-right in mirror of the augmentation for a mirrored_mean")
         if not isinstance(self.intensity, str) and not self.intensity[0] < self.intensity[1]:
             raise ValueError("an intensity range with the lower value first")
         ranges = {name: getattr(self.checks, name) for name in ("low", "high", "spacing", "extent")}

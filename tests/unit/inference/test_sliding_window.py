@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,6 +79,20 @@ def test_scores_equal_monais(shape: Shape, window: Window, axis: int, batch: int
             window.padding_value if window.padding == "constant" else 0.0,
         )
     torch.testing.assert_close(ours, theirs[0], atol=1e-5, rtol=1e-5)
+
+
+def test_left_and_right_change_places_in_a_mirrored_scan() -> None:
+    """A mirrored scan has the mirrored scores, its channels of left and right exchanged."""
+    torch.manual_seed(0)
+    network, image = Blurred(), torch.randn(9, 8, 7)
+    window = Window((6, 6, 6), 0.5, "gaussian", mirror=(0,), mirrored_channels=(0, 2, 1))
+    assert not window.sums_features
+    with torch.inference_mode():
+        scores = sweep(SlidingWindow(network, window, batch=BatchSize(2)), image, 2)
+        mirrored = sweep(SlidingWindow(network, window, batch=BatchSize(2)), image.flip(0), 2)
+        alone = sweep(SlidingWindow(network, replace(window, mirror=())), image, 2)
+    torch.testing.assert_close(mirrored, scores.flip(1)[[0, 2, 1]])
+    assert (alone - scores).abs().max() > 0.01
 
 
 def test_reflected_padding_equals_monais() -> None:

@@ -96,6 +96,11 @@ def test_thick_slices_are_halved_later() -> None:
         ("patch:", "sides: [[near, far], [far, near]]\npatch:", "sides with each structure once"),
         ("patch:", "sides: [[near, near]]\npatch:", "sides with each structure once"),
         ("near,", "near_left,", "sides of all left and right structures to mirror, near_left too"),
+        (
+            "augmentation: {mirror: [left-right]}",
+            "mirrored_mean: true",
+            "left-right in mirror of the augmentation for a mirrored_mean",
+        ),
         ("patch:", "intensity: [-.inf, 1]\npatch:", "line 7: intensity.*finite"),
         ("[left-right]}", "[left-right], elastic: .inf}", "line 9: augmentation.elastic.*finite"),
         ("patch:", "intensity: [3, 1]\npatch:", "lower value first"),

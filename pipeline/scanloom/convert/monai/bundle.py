@@ -362,6 +362,9 @@ def _read_content(
     output = TensorFormat(num_channels=1)
     with obstacles.noted():
         output = read_output(metadata, network)
+        if len(window.mirrored_channels) not in (0, output.num_channels):
+            channels = f"{len(window.mirrored_channels)} channels of {output.num_channels}"
+            raise unsupported(f"the mean with the mirrored scan is of {channels}")
     # values without meaning, which obstacles keep from being used
     after = Postprocessing(None, card.Argmax(), "scores", ())
     with obstacles.noted():

@@ -122,6 +122,14 @@ def refusal(text: str, reason: Reason = Reason.MODEL_UNSUPPORTED) -> ScanError:
     return ScanError(reason, f"the expression ${truncate(text)} {problem}")
 
 
+MIRRORED_MEAN: Final = (
+    "(lambda slide, channels: lambda scan, network: slide(scan, lambda x: "
+    "(network(x) + network(x.flip(2)).flip(2)[:, channels]) / 2))"
+)
+"""Function of an inferer and of an order of channels: the inferer that takes the mean of the scores
+of a window and of the window mirrored along its first axis, whose channels are in that order."""
+
+
 def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | Above | None:
     """Return the meaning of a function of one argument, None if it is not of a known form.
 
@@ -390,6 +398,11 @@ class Expression:
                 return self._item(self._value(value), self._value(key))
             case ast.Attribute() if dotted(node) in _NAMES:
                 return _NAMES[str(dotted(node))]
+            case ast.Call(func=ast.Lambda() as func, args=[slide, channels], keywords=[]) if (
+                f"({ast.unparse(func)})" == MIRRORED_MEAN
+            ):
+                args = {"inferer": self._value(slide), "channels": self._value(channels)}
+                return Component("the mean with the mirrored scan", args, "inferer", "MirroredMean")
             case ast.Call(func=func, args=args, keywords=[]):
                 return self._call(func, args)
             case ast.Lambda() if (function := decode_lambda(node)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from scanloom.cards.card import ANY_MODALITY, Argmax, Channel, Decision, NetworkSpec, Paint, Window
@@ -264,6 +265,8 @@ def read_inferer(value: Any) -> Window:
             args.ignore("overlap", "sw_batch_size", "use_point_window")  # it passes none of them on
         case "SliceInferer":
             window = _planes(args)
+        case "MirroredMean":
+            window = _mirrored(args)
         case _:
             window = _sliding(args, _size(args))
     args.done()
@@ -306,6 +309,16 @@ def _planes(args: Arguments) -> Window:
     i, j, k = sizes
     plane: Literal[0, 1, 2] = axis
     return _sliding(args, (i, j, k), plane)
+
+
+def _mirrored(args: Arguments) -> Window:
+    """Return the window of an inferer whose scores are averaged with those of the mirrored scan."""
+    window, channels = read_inferer(args.take("inferer")), args.take("channels")
+    if not isinstance(channels, list) or not all(type(n) is int for n in channels):
+        raise args.refused("channels", channels)
+    if window.plane is not None or window.mirror or sorted(channels) != [*range(len(channels))]:
+        raise args.refused("channels", channels)
+    return replace(window, mirror=(0,), mirrored_channels=tuple(channels))
 
 
 def _size(args: Arguments) -> tuple[int, int, int] | None:

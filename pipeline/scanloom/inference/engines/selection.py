@@ -352,7 +352,7 @@ class EngineSelector:
         card = self.card
         arguments = json.dumps(dict(card.network.args), sort_keys=True, default=str)
         versions = package_versions(["monai"]).values()
-        window = (str(card.window.plane), card.window.sums)
+        window = (str(card.window.plane), str(card.window.sums_features))
         identity = (card.network.name, arguments, *window, *versions)
         networks: list[nn.Module] = []
         # A network in half precision is not the one to convert: it is loaded again

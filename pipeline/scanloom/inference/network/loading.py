@@ -128,7 +128,7 @@ def _trained(spec: NetworkSpec, weights: Weights) -> nn.Module:
 def _converted(network: nn.Module, card: ModelCard, dtype: torch.dtype) -> LoadedNetwork:
     """Return a network in the type in which it calculates, its final layer detached if possible."""
     size, head = input_size(card.window), None
-    if card.window.sums == "float32":
+    if card.window.sums_features:
         head = detach_final_layer(network, card.network, size)
     if dtype is torch.bfloat16:
         network = MixedBfloat16(network, card.n_inputs, size)

@@ -11,6 +11,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from scanloom.cards.card import (
     Window,
 )
 from scanloom.convert.monai.bundle import read_bundle
+from scanloom.convert.monai.config import MIRRORED_MEAN
 from scanloom.convert.weights import ForeignWeights
 from scanloom.core import Code, ScanError, Structure
 from support.bundles import WEIGHTS, spleen_config, spleen_metadata, transform, write_bundle
@@ -461,6 +463,43 @@ def each(*changes: Change) -> Change:
 
 def set_inferer(**args: Any) -> Change:
     return lambda c: c["inferer"].update(args)
+
+
+def mean_with_mirrored(channels: Any, function: str = MIRRORED_MEAN) -> Change:
+    """Put the mean with the mirrored scan in the place of the inferer."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["sliding_window"] = config["inferer"]
+        config["order"] = channels
+        config["inferer"] = f"${function}(@sliding_window, @order)"
+
+    return change
+
+
+def test_the_mean_with_the_mirrored_scan(tmp_path: Path) -> None:
+    plain = changed(tmp_path, lambda c: None).window
+
+    mirrored = changed(tmp_path / "mirrored", mean_with_mirrored([0, 1])).window
+
+    assert mirrored == replace(plain, mirror=(0,), mirrored_channels=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (mean_with_mirrored([0, 0]), "channels"),
+        (mean_with_mirrored([0, 2]), "channels"),
+        (mean_with_mirrored([0, 1, 2]), "3 channels of 2"),
+        (mean_with_mirrored(["0", "1"]), "channels"),
+        (mean_with_mirrored(1), "channels"),
+        (mean_with_mirrored([0, 1], MIRRORED_MEAN.replace("x.flip(2)", "x.flip(3)")), "run code"),
+        (mean_with_mirrored([0, 1], MIRRORED_MEAN.replace("/ 2", "/ open('/x')")), "run code"),
+    ],
+)
+def test_another_mean_with_a_mirrored_scan_is_refused(
+    tmp_path: Path, change: Change, message: str
+) -> None:
+    assert message in refusal(tmp_path, change).detail
 
 
 @pytest.mark.parametrize(
