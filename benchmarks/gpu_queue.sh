@@ -1,26 +1,20 @@
 #!/usr/bin/env bash
 # Measures what waits for a CUDA device, in two commands of at most 8 minutes each. See gpu-queue.md.
 #
-#   benchmarks/gpu_queue.sh gather FOLDER [VERSION]  wheels for a machine that is offline: scanloom's
-#                                                    own, and of what PyTorch does not bring
+#   benchmarks/gpu_queue.sh gather FOLDER [VERSION]  wheels for a machine that is offline, of what
+#                                                    PyTorch does not bring
 #   benchmarks/gpu_queue.sh tests                    tests/gpu, the roofline of a network
 #   benchmarks/gpu_queue.sh measure                  gpu_bench.py, topic by topic
 #
 # Each part has its own limit of time and prints as it goes; files in OUT are complete at any time.
 #
 # PYTHON  an interpreter with torch for CUDA (python3)
-# WHEELS  the folder of `gather`; empty where PYTHON has scanloom already
+# WHEELS  the folder of `gather`; empty where PYTHON has what scanloom needs
 # OUT     where gpu-*.txt, gpu-bench.json, roofline.png and gpu-errors.log go (gpu-results)
 # TRIAL   1: the same commands in small, on a stand-in for a device or on the CPU
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-gpu-results} trial=${TRIAL:-0}
-
-# The hash of each file of a package; git leaves empty folders behind, which are no difference.
-hashes() {
-    (cd "$1" && find . -type f ! -path '*/__pycache__/*' ! -path '*/_shipped/*' -print0 |
-        LC_ALL=C sort --zero-terminated | xargs --null sha256sum)
-}
 
 # What tests and measurements import beside torch, pytest and what is usual beside them.
 needed=(
@@ -30,7 +24,7 @@ needed=(
 most_mib=60 # what some machines take in one transfer, beside a checkout
 
 gather() {
-    local folder=${1:?a folder for the wheels} platforms=() here=() glibc version
+    local folder=${1:?a folder for the wheels} platforms=() glibc version
     version=${2:-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')}
     for glibc in 2_28 2_27 2_26 2_24 2_17 2_12 2_5; do
         platforms+=(--platform "manylinux_${glibc}_x86_64")
@@ -40,15 +34,12 @@ gather() {
         --dest "$folder" --constraint constraints.txt --implementation cp \
         --python-version "$version" "${platforms[@]}" --platform manylinux2014_x86_64 \
         "${needed[@]}" || return
-    "$python" -c 'import build, hatchling' 2>/dev/null && here=(--no-build-isolation)
-    "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps "${here[@]}" \
-        --wheel-dir "$folder" . || return
     local mib=$(($(du --summarize --block-size=1M "$folder" | cut -f1)))
     echo "$(find "$folder" -name '*.whl' | wc -l) wheels, $mib MiB in $folder"
     ((mib <= most_mib)) || { echo "more than $most_mib MiB"; return 1; }
 }
 
-# Installs the wheels into a folder of this run. Wheels of other sources than these are refused.
+# Unpacks the wheels into a folder of this run; scanloom itself is this checkout's.
 prepare() {
     mkdir -p "$out" || exit
     out=$(cd "$out" && pwd)
@@ -57,6 +48,7 @@ prepare() {
     trap 'rm -rf "$scratch"' EXIT
     export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
     export XDG_CACHE_HOME="$scratch/cache" TRITON_CACHE_DIR="$scratch/triton" # compiled here, by us
+    export PYTHONPATH="$PWD/pipeline${PYTHONPATH:+:$PYTHONPATH}"
     if [[ -n ${WHEELS:-} ]]; then
         # Unpacked, as by `pip install --target`, but for programs: pip may be missing here
         "$python" - "$scratch/site" "$WHEELS"/*.whl <<'PYTHON' || exit
@@ -66,9 +58,7 @@ import zipfile
 for wheel in sys.argv[2:]:
     zipfile.ZipFile(wheel).extractall(sys.argv[1])
 PYTHON
-        export PYTHONPATH="$scratch/site${PYTHONPATH:+:$PYTHONPATH}"
-        diff <(hashes pipeline/scanloom) <(hashes "$scratch/site/scanloom") >&2 ||
-            { echo "the wheels are of other sources than this checkout: gather them again"; exit 1; }
+        export PYTHONPATH="$scratch/site:$PYTHONPATH"
     fi
     if ((trial)); then
         export PYTHONPATH="$PWD/tests/support/few_packages${PYTHONPATH:+:$PYTHONPATH}"
