@@ -529,10 +529,24 @@ def named_patient(record: SourceRecord | None) -> str:
     if record is None:
         return ""
     for kind in ("patient_id", "patient_name", "study_uid"):
-        if text := " ".join(str(getattr(record, kind)).casefold().split()):
+        text = " ".join(str(getattr(record, kind)).casefold().split())
+        if kind == "patient_name":
+            text = _without_empty_ends(text)
+        if text:
             return f"{kind} {text}"
     subject = _SUBJECT.search(record.path)
     return f"subject {subject[1]}" if subject else ""
+
+
+def _without_empty_ends(name: str) -> str:
+    """Return a DICOM person name without the delimiters of empty components at an end.
+
+    They may be left out, of a component group (`^`) and of the name (`=`) alike (PS3.5 6.2.1).
+    """
+    groups = [
+        each.rstrip(" ^") if each.rstrip().endswith("^") else each for each in name.split("=")
+    ]
+    return "=".join(groups).rstrip(" =")
 
 
 def _folds(shares: Mapping[str, float], options: DatasetOptions) -> tuple[int, dict[str, int]]:
