@@ -25,7 +25,7 @@ from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.label_files import on_grid, read_label_file
-from scanloom.review.verdicts.verdict import Verdict, seen_of
+from scanloom.review.verdicts.verdict import Verdict, about, seen_of
 from scanloom.training.dataset import RECORD, named_patient, review_status
 
 Values = tuple[int, ...]
@@ -131,7 +131,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
         files; None for the user's own. It is not needed for a folder without the crosswalk.
     corrected : bool
         Whether corrections replace the results of an output folder, of which only accepted and
-        corrected structures count if anything in it was reviewed.
+        corrected structures count if anything in it was reviewed. Of a result that was replaced
+        since, and nobody judged again, the correction counts.
 
     Raises
     ------
@@ -168,7 +169,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
     from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
     from scanloom.io.output.layout import no_results, published_cases
     from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key, check_links
-    from scanloom.review.revisions import latest_result, revision_number
+    from scanloom.review.revisions import revision_folders
     from scanloom.review.verdicts.log import VerdictStack, read_verdicts
 
     check_links(out)
@@ -183,12 +184,16 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         ids |= {folder: case for case, folder in case_folders(out).items()}
         sources = latest_by_id(find_sources(out, sorted(ids.values())))
         records = {name: sources[case] for name, case in ids.items() if case in sources}
-    latest = {each: latest_result(out, each.name) if corrected else each for each in folders}
     verdicts = VerdictStack(read_verdicts(out)).current() if corrected else {}
     # of a folder that nobody ever reviewed, as of another model, every result is a reference
-    is_reviewed = any(verdicts.values()) or any(map(revision_number, latest.values()))
+    is_reviewed = corrected and (
+        any(verdicts.values()) or any(revision_folders(out, each.name) for each in folders)
+    )
     cases = []
-    for folder, result in latest.items():
+    for folder in folders:
+        result = (
+            _reference(out, folder.name, verdicts.get(folder.name, {})) if corrected else folder
+        )
         record = records.get(folder.name)
         names, patient = [folder.name], ""
         if record is not None:
@@ -204,27 +209,42 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
                 patient,
                 result,
                 has_grid=True,
-                read=partial(_read_result, out, folder.name, result, judged),
+                read=partial(_read_result, result, judged),
                 image=partial(_source_image, out, folder.name, key),
             )
         )
     return LabelSet(tuple(cases), pseudonymous=True)
 
 
-def _read_result(
-    out: Path, name: str, folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Grid | None
-) -> Labels:
+def _reference(out: Path, name: str, verdicts: Mapping[str, Verdict]) -> Path:
+    """Return the folder of the result of a case, or of the revision, that is its reference.
+
+    It is the latest one. If a run replaced what a person had corrected, it is that correction,
+    until somebody judges the new result.
+    """
+    from scanloom.review.revisions import latest_result, replaced_correction
+
+    latest = latest_result(out, name)
+    before = replaced_correction(out, name)
+    if before is None:
+        return latest
+    with suppress(OSError, ValueError, LookupError, TypeError):  # damaged: told when it is read
+        if about(seen_of(latest), verdicts):
+            return latest
+    return before
+
+
+def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Grid | None) -> Labels:
     """Return the labels of a result: of the case's folder, or that of a revision.
 
     With verdicts, those of structures that were accepted or corrected: what a model labelled and
     nobody approved is no reference, least of all for that model.
     """
-    from scanloom.io.output.layout import case_folder
     from scanloom.review.revisions import read_label_maps
 
     maps = read_label_maps(folder)  # refuses damaged files first
     try:
-        document = read_json(case_folder(out, name) / CASE)["grid"]
+        document = read_json(folder / CASE)["grid"]
         own = Grid(tuple(document["shape"]), document["affine_ras_mm"])
         entries = read_json(folder / SEGMENTS)["files"]
         regions = unique_names(
@@ -250,7 +270,8 @@ def _read_result(
             layer, values = regions.pop(label)
             layers[layer] = np.where(np.isin(layers[layer], values), 0, layers[layer])
         if not regions:
-            detail = f"the reference is {' and '.join(sorted(set(statuses.values())))}"
+            listed = " and ".join(sorted(set(statuses.values())))
+            detail = f"the reference is {listed}".replace("stale", "replaced since its review")
             raise ScanError(Reason.NOT_REVIEWED, detail)
     return Labels(tuple(layers), regions, grid)
 

@@ -492,6 +492,47 @@ def test_what_a_review_did_not_approve_is_no_reference(tmp_path: Path) -> None:
     assert len([row for row in rows if row["case"] == names[0]]) == 3
 
 
+def test_a_new_model_is_compared_with_the_corrections_of_the_results_that_it_replaced(
+    tmp_path: Path,
+) -> None:
+    """With the new results as references, the new model would agree with itself."""
+    arrays = {name: scan_array(n) for n, name in enumerate(("corrected", "accepted", "open"))}
+    cases = {name: publish(tmp_path, each, affine_of(), name) for name, each in arrays.items()}
+    image = nib.load(cases["corrected"] / "segmentation.nii.gz")
+    labels = np.asarray(image.dataobj).copy()  # type: ignore[attr-defined]
+    labels[labels == 2] = 0
+    file = save(tmp_path / "correction.nii.gz", labels, image.affine)  # type: ignore[attr-defined]
+    case, out, key = cases["corrected"].name, tmp_path / "out", ("--key", tmp_path / "key")
+    assert take_file(out, file, case, "anna", key=tmp_path / "key") is not None
+    # another model, which numbers the same structures from 5
+    for name, array in arrays.items():
+        publish(tmp_path, array, affine_of(), name, first=5, recipe="s" * 64)
+
+    assert run(tmp_path, "out", "out", *key).code == 1
+
+    def compared() -> dict[str, list[str]]:
+        rows = table(tmp_path)
+        return {
+            each.name: [row["reason"] or row["outcome"] for row in rows if row["case"] == each.name]
+            for each in cases.values()
+        }
+
+    left_out = {cases[name].name: ["NOT_REVIEWED"] for name in ("accepted", "open")}
+    assert compared() == {case: ["found", "invented", "found"], **left_out}
+
+    with closing(VerdictLog(out)) as log:
+        accepted = replace(seen(cases["accepted"]), recipe="r" * 64)
+        log.append(Verdict(cases["accepted"].name, "r1", accepted, "accept"))
+    ended = run(tmp_path, "out", "out", *key)
+    assert "the reference is replaced since its review" in ended.err
+    assert compared() == {case: ["found", "invented", "found"], **left_out}
+
+    with closing(VerdictLog(out)) as log:  # who accepts the new result takes it for the truth
+        log.append(Verdict(case, "r1", seen(cases["corrected"]), "accept"))
+    run(tmp_path, "out", "out", *key)
+    assert compared() == {case: ["found"] * 3, **left_out}
+
+
 def test_damaged_results_are_left_out(results: Path, tmp_path: Path) -> None:
     import shutil
 
