@@ -38,6 +38,9 @@ _SEGMENT_SUFFIXES: Final = (".seg.nrrd", ".dcm")
 """Formats of segments, which may leave out slices of the scan."""
 _SUFFIXES: Final = (*_SEGMENT_SUFFIXES, *VOLUME_SUFFIXES)
 _DOCUMENTS: Final = ("dataset.json", "datalist.json")
+_TESTS: Final = ("test", "testing")
+_TRAINING: Final = ("training", "validation")
+"""Lists of a description of a dataset."""
 _MAX_LIST_BYTES: Final = 64 << 20
 """A list of a hundred thousand cases."""
 MAX_VALUE: Final = 65535
@@ -111,11 +114,14 @@ class LabelSet:
         Whether names of cases are keyed ids: names of files don't belong beside them.
     is_file : bool
         Whether it is one file, which needs no name to be paired with a single case.
+    training : frozenset of str
+        Names of the dataset's cases for training, if `cases` are those set aside for testing.
     """
 
     cases: tuple[CaseLabels, ...]
     pseudonymous: bool = False
     is_file: bool = False
+    training: frozenset[str] = frozenset()
 
 
 def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = False) -> LabelSet:
@@ -150,7 +156,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
     if not cases:
         detail = "this folder has no label map, and is no output folder and no dataset"
         raise ScanError(Reason.NO_REFERENCE, detail, str(path))
-    return LabelSet(tuple(sorted(cases, key=lambda case: case.name)))
+    cases.sort(key=lambda case: case.name)
+    return LabelSet(tuple(cases), training=_training_names(path) - {case.name for case in cases})
 
 
 def _stem(name: str) -> str:
@@ -330,14 +337,7 @@ def _image(path: Path | None) -> Volume | None:
 def _dataset_cases(folder: Path) -> list[CaseLabels]:
     """Return the label maps of a dataset, or of a folder of files."""
     document = _document(folder)
-    tests, training = (
-        [
-            (folder / each["label"], each.get("image"))
-            for subset in subsets
-            for each in _items(document, subset)
-        ]
-        for subsets in (("test", "testing"), ("training", "validation"))
-    )
+    tests, training = (_listed(folder, document, each) for each in (_TESTS, _TRAINING))
     names, patients = value_names(document), _patients(folder)
     for listed, labels, images in (
         (tests, "labelsTs", "imagesTs"),
@@ -367,6 +367,28 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
         for file in _files(folder)
         for name in [case_name(file.name)]
     ]
+
+
+def _listed(
+    folder: Path, document: Mapping[str, Any], subsets: Sequence[str]
+) -> list[tuple[Path, str | None]]:
+    """Return the label maps, with their images, that a description of a dataset lists."""
+    return [
+        (folder / each["label"], each.get("image"))
+        for subset in subsets
+        for each in _items(document, subset)
+    ]
+
+
+def _training_names(folder: Path) -> frozenset[str]:
+    """Return the names of the training cases of a dataset, or of that of a folder `labelsTs`."""
+    document = _document(folder)
+    if not document and folder.name == "labelsTs":
+        folder, document = folder.parent, _document(folder.parent)
+    if not document:
+        return frozenset()
+    listed = [file for file, _ in _listed(folder, document, _TRAINING)]
+    return frozenset(_case_names(listed or _files(folder / "labelsTr")))
 
 
 def _patients(folder: Path) -> dict[str, str]:

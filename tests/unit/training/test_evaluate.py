@@ -238,6 +238,37 @@ def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) 
     assert [case.name for case in open_label_set(tmp_path / "list").cases] == ["label"]
 
 
+@pytest.mark.parametrize("references", ["dataset", "dataset/labelsTs"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_training_cases_of_the_references_lack_none(
+    tmp_path: Path, references: str, listed: bool
+) -> None:
+    """Another model's results of the whole archive, compared on the cases set aside."""
+    subsets = {"training": "labelsTr/trained", "validation": "labelsTr/validated"}
+    lists = {
+        name: [{"image": f"{file}.nii.gz", "label": f"{file}.nii.gz"}]
+        for name, file in {**subsets, "testing": "labelsTs/tested"}.items()
+    }
+    write(tmp_path / "dataset/dataset.json", {**DATASET, **(lists if listed else {})})
+    for name in ("labelsTr/trained", "labelsTr/validated", "labelsTs/tested"):
+        save(tmp_path / f"dataset/{name}.nii.gz", two_boxes())
+    for name in ("trained", "validated", "tested"):
+        save(tmp_path / f"old/{name}.nii.gz", two_boxes(1))
+    save(tmp_path / "new/tested.nii.gz", two_boxes())
+
+    ended = run(tmp_path, "new", references, "--against", tmp_path / "old")
+
+    assert (ended.code, ended.err) == (0, "")
+    assert "Not compared: 2 cases of --against for training in the references" in ended.out
+    document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
+    assert document["for_training"] == {"first": 0, "second": 2}
+    assert document["left_out"] == []
+    save(tmp_path / "old/foreign.nii.gz", two_boxes())
+    assert run(tmp_path, "old", references).code == 1
+    reasons = {row["case"]: row["reason"] for row in table(tmp_path) if row["reason"]}
+    assert reasons == {"foreign": "NO_REFERENCE"}
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
