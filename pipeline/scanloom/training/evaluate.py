@@ -228,19 +228,8 @@ def evaluate(
     if labels is None and against is not None:
         unnamed = _known_values([pair for each in matches.values() for pair in each[:1]])
     compare = partial(_compare, tolerance_mm=tolerance_mm, labels=labels, unnamed=unnamed)
-    compared: list[tuple[_Pair, _Comparison]] = []
-    for done, pair in enumerate(pairs):
-        progress(done, len(pairs))
-        try:
-            compared.append((pair, compare(pair)))
-        except OSError as exc:
-            detail = f"the labels can't be read ({type(exc).__name__})"
-            path = str(pair.prediction.path)
-            left_out.append(LeftOut(pair.case, pair.side, Reason.UNREADABLE, detail, path))
-        except ScanError as error:
-            private = error.private or str(pair.prediction.path)
-            left_out.append(LeftOut(pair.case, pair.side, error.reason, error.detail, private))
-    progress(len(pairs), len(pairs))
+    compared, failed = _compare_all(pairs, compare, progress)
+    left_out += failed
     rows = _rows(compared, compare)
     if not rows:
         raise _nothing_compared(left_out)
@@ -266,6 +255,29 @@ def evaluate(
         dict(labels_of),
         for_training,
     )
+
+
+def _compare_all(
+    pairs: Sequence[_Pair],
+    compare: Callable[[_Pair], _Comparison],
+    progress: Callable[[int, int], None],
+) -> tuple[list[tuple[_Pair, _Comparison]], list[LeftOut]]:
+    """Return the pairs that can be compared, each with its comparison, and the other cases."""
+    compared: list[tuple[_Pair, _Comparison]] = []
+    left_out: list[LeftOut] = []
+    for done, pair in enumerate(pairs):
+        progress(done, len(pairs))
+        try:
+            compared.append((pair, compare(pair)))
+        except OSError as exc:
+            detail = f"the labels can't be read ({type(exc).__name__})"
+            path = str(pair.prediction.path)
+            left_out.append(LeftOut(pair.case, pair.side, Reason.UNREADABLE, detail, path))
+        except ScanError as error:
+            private = error.private or str(pair.prediction.path)
+            left_out.append(LeftOut(pair.case, pair.side, error.reason, error.detail, private))
+    progress(len(pairs), len(pairs))
+    return compared, left_out
 
 
 def _rows(
