@@ -27,6 +27,7 @@ from support.engine_models import Threshold
 from support.model_cards import structures
 
 KEY = b"k" * 32
+RECIPE = "r" * 64
 SHAPE = (14, 11, 9)
 SPACING = (1.25, 1.5, 2.5)
 NAME = "0"
@@ -96,12 +97,13 @@ def publish(
     also: Sequence[str] = (),
     first: int = 1,
     layers: int = 1,
+    recipe: str = RECIPE,
 ) -> Path:
     """Publish a case of a NIfTI file in `folder/out`; return its folder."""
     (folder / "scans").mkdir(exist_ok=True)
     path = folder / "scans" / f"{name}.nii.gz"
     nib.save(nib.Nifti1Image(array, affine), path)
-    return publish_scan(folder, path, also=also, first=first, layers=layers)
+    return publish_scan(folder, path, also=also, first=first, layers=layers, recipe=recipe)
 
 
 def publish_scan(
@@ -113,8 +115,12 @@ def publish_scan(
     layers: int = 1,
     kind: type[Bands] = Bands,
     modality: Modality = "CT",
+    recipe: str = RECIPE,
 ) -> Path:
-    """Publish a case of the scan at a path in `folder/out`; return its folder."""
+    """Publish a case of the scan at a path in `folder/out`; return its folder.
+
+    That of another recipe replaces a result that is there.
+    """
     weights, key = folder / "weights", folder / "key"
     weights.touch()
     key.write_bytes(KEY)
@@ -122,8 +128,9 @@ def publish_scan(
     [series] = find_series(path)
     number = case_id(series, KEY)
     read = ReadOptions(modality=modality)
-    case = Case(number, series, Outputs(also=tuple(also)), "", "r" * 64, read)
-    target = OutputTarget(folder / "out", key_fingerprint(KEY), key=KEY)
+    case = Case(number, series, Outputs(also=tuple(also)), "", recipe, read)
+    replace = recipe != RECIPE
+    target = OutputTarget(folder / "out", key_fingerprint(KEY), key=KEY, replace=replace)
     model = kind(weights, first, layers)
     prepared = prepare(case, [model.card], target)
     record = prepared.ended() or run_case(

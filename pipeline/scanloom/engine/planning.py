@@ -211,19 +211,6 @@ def plan_sample(
     index = sample.index()
     plan, cases, costs, site = _plan(index, request, key, out, scope or Scope())
 
-    def estimate(amounts: Iterable[tuple[int, float]]) -> Estimate:
-        sums = np.zeros(len(sample.units))
-        for unit, amount in amounts:
-            sums[unit] += amount
-        return sample.total(sums)
-
-    def by_name(rows: Iterable[tuple[str, int]]) -> dict[str, Estimate]:
-        counts = defaultdict[str, Counter[int]](Counter)
-        for name, unit in rows:
-            counts[name][unit] += 1
-        names = sorted(counts, key=lambda name: -counts[name].total())
-        return {name: estimate(counts[name].items()) for name in names}
-
     units = _units_of(sample, index, cases, key)
     left = [(code, detail, next(units[name])) for name, code, detail in plan.left]
     of_case = {case.case: next(units[case.case]) for case in plan.cases}
@@ -231,14 +218,13 @@ def plan_sample(
     states = [("refused" if case.reason else "todo", of_case[case.case]) for case in plan.cases]
     states += [("before", unit) for unit in before]
     files = ((file.outcome[0], sample.unit_of(file.entry.path)) for file in index.files())
-    outcomes = by_name(row for name, unit in files for row in (("found", unit), (name, unit)))
+    outcomes = _counts(
+        sample, (row for name, unit in files for row in (("found", unit), (name, unit)))
+    )
     none = Estimate(0.0, 0.0, 0.0, 0.0)
     seconds, written, unknown = plan.totals.seconds, plan.totals.written, plan.totals.unknown
     if seconds is not None:
-        ends = [
-            estimate((of_case[c.case], c.seconds[n]) for c in plan.todo if c.seconds)
-            for n in (0, 1)
-        ]
+        ends = _ends(sample, [(of_case[c.case], c.seconds) for c in plan.todo if c.seconds])
         times = ends[0].low / ends[0].sampled, ends[1].high / ends[1].sampled
         low, high = (costs.run_time(plan.todo, site, factor) for factor in times)
         seconds = low[0], high[1]
@@ -246,10 +232,7 @@ def plan_sample(
             unknown = f"{format_range(seconds)}: a larger sample would tell more"
             seconds = None
     if written is not None:
-        ends = [
-            estimate((of_case[c.case], c.written[n]) for c in plan.todo if c.written)
-            for n in (0, 1)
-        ]
+        ends = _ends(sample, [(of_case[c.case], c.written) for c in plan.todo if c.written])
         written = ends[0].low, ends[1].high
     return SamplePlan(
         plan,
@@ -258,18 +241,47 @@ def plan_sample(
         listed=sample.listed,
         opened=index.opened,
         files=dict.fromkeys(plan.files, none) | outcomes,
-        cases=dict.fromkeys(("todo", "before", "refused"), none) | by_name(states),
-        left_out=by_name((code, unit) for code, _, unit in left),
-        not_selected=by_name(
-            (detail, unit) for code, detail, unit in left if code == Reason.NOT_SELECTED.code
+        cases=dict.fromkeys(("todo", "before", "refused"), none) | _counts(sample, states),
+        left_out=_counts(sample, ((code, unit) for code, _, unit in left)),
+        not_selected=_counts(
+            sample,
+            ((detail, unit) for code, detail, unit in left if code == Reason.NOT_SELECTED.code),
         ),
-        refused=by_name((case.reason, of_case[case.case]) for case in plan.cases if case.reason),
+        refused=_counts(
+            sample, ((case.reason, of_case[case.case]) for case in plan.cases if case.reason)
+        ),
         seconds=seconds,
         written=written,
         unknown=unknown,
         unseen=sample.found * (1 - 0.05 ** (1 / len(sample.units))),
         notes=tuple(_sample_notes(sample, written or (0.0, 0.0), out)),
     )
+
+
+def _total(sample: FolderSample, amounts: Iterable[tuple[int, float]]) -> Estimate:
+    """Return the total of an archive, by amounts in units of its sample."""
+    sums = np.zeros(len(sample.units))
+    for unit, amount in amounts:
+        sums[unit] += amount
+    return sample.total(sums)
+
+
+def _ends(sample: FolderSample, ranges: Sequence[tuple[int, Range]]) -> tuple[Estimate, Estimate]:
+    """Return the totals of the lower and of the upper ends of ranges in units of a sample."""
+    lower, upper = (_total(sample, ((unit, each[n]) for unit, each in ranges)) for n in (0, 1))
+    return lower, upper
+
+
+def _counts(sample: FolderSample, rows: Iterable[tuple[str, int]]) -> dict[str, Estimate]:
+    """Return how many rows of each name an archive has, by the units of the sample's rows.
+
+    The name that is most frequent in the sample is first.
+    """
+    counts = defaultdict[str, Counter[int]](Counter)
+    for name, unit in rows:
+        counts[name][unit] += 1
+    names = sorted(counts, key=lambda name: -counts[name].total())
+    return {name: _total(sample, counts[name].items()) for name in names}
 
 
 _LARGE_SHARE = 0.1

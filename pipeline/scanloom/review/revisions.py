@@ -64,6 +64,27 @@ def latest_result(out: Path, name: str) -> Path:
     return folder
 
 
+def replaced_correction(out: Path, name: str) -> Path | None:
+    """Return the folder of the latest revision of a case's scan whose result was replaced since.
+
+    None if there is none, or the result itself has a revision: that of `latest_result`.
+
+    Raises
+    ------
+    OSError
+        If a file can't be read for the moment.
+    """
+    if revision_number(latest := latest_result(out, name)):
+        return None
+    revisions = revision_folders(out, name)
+    made_of = _made_of(latest, ("recipe",)) if revisions else None
+    for revision in reversed(revisions if made_of else ()):
+        corrected = _made_of(revision, ("revision", "of_recipe"))
+        if made_of and corrected and corrected[1] == made_of[1]:
+            return revision
+    return None
+
+
 def _made_of(folder: Path, recipe: tuple[str, ...]) -> tuple[str, str] | None:
     """Return recipe, by the keys that lead to it, and source of a result; None if it is damaged."""
     try:

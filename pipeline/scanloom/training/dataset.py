@@ -293,13 +293,7 @@ def write_dataset(
                         raise
                     left_out[result.case] = error.reason, error.detail
             progress(len(chosen), len(chosen))
-            count, folds = _folds({each.case: shares[each.case] for each in cases}, options)
-            # in the order of the hash, which says nothing of who they are
-            numbers = {s: n for n, s in enumerate(sorted({shares[each.case] for each in cases}))}
-            cases = [
-                replace(each, fold=folds.get(each.case), patient=numbers[shares[each.case]])
-                for each in cases
-            ]
+            count, cases = _split(cases, shares, options)
             people = [
                 len({patients[each.case] for each in cases if each.test is test})
                 for test in (False, True)
@@ -529,10 +523,24 @@ def named_patient(record: SourceRecord | None) -> str:
     if record is None:
         return ""
     for kind in ("patient_id", "patient_name", "study_uid"):
-        if text := " ".join(str(getattr(record, kind)).casefold().split()):
+        text = " ".join(str(getattr(record, kind)).casefold().split())
+        if kind == "patient_name":
+            text = _without_empty_ends(text)
+        if text:
             return f"{kind} {text}"
     subject = _SUBJECT.search(record.path)
     return f"subject {subject[1]}" if subject else ""
+
+
+def _without_empty_ends(name: str) -> str:
+    """Return a DICOM person name without the delimiters of empty components at an end.
+
+    They may be left out, of a component group (`^`) and of the name (`=`) alike (PS3.5 6.2.1).
+    """
+    groups = [
+        each.rstrip(" ^") if each.rstrip().endswith("^") else each for each in name.split("=")
+    ]
+    return "=".join(groups).rstrip(" =")
 
 
 def _folds(shares: Mapping[str, float], options: DatasetOptions) -> tuple[int, dict[str, int]]:
@@ -565,6 +573,22 @@ def _folds(shares: Mapping[str, float], options: DatasetOptions) -> tuple[int, d
         return 0, {}
     ranks = {share: n for n, share in enumerate(training)}
     return count, {case: ranks[s] % count for case, s in shares.items() if s in ranks}
+
+
+def _split(
+    cases: Sequence[DatasetCase], shares: Mapping[str, float], options: DatasetOptions
+) -> tuple[int, list[DatasetCase]]:
+    """Return the number of folds, and the cases with their folds and the numbers of patients.
+
+    Parameters and errors are those of `_folds`; shares of other cases do not count.
+    """
+    count, folds = _folds({each.case: shares[each.case] for each in cases}, options)
+    # in the order of the hash, which says nothing of who they are
+    numbers = {s: n for n, s in enumerate(sorted({shares[each.case] for each in cases}))}
+    return count, [
+        replace(each, fold=folds.get(each.case), patient=numbers[shares[each.case]])
+        for each in cases
+    ]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -918,6 +942,35 @@ def _write_documents(
     out: Path, draft: Path, dataset: Dataset, results: Sequence[_Result], options: DatasetOptions
 ) -> None:
     """Write the documents that other programs read, and the record of the dataset."""
+    taken = {case.case for case in dataset.cases}
+    channels = _channel_names(out, [each for each in results if each.case in taken])
+    if options.form == "msd":  # programs that convert such a folder want one, be it empty
+        (draft / "imagesTs").mkdir(exist_ok=True)
+    written = [_DATASET[options.form]]
+    write_json(draft / written[0], _description(dataset, channels))
+    if options.form == "nnunet" and dataset.folds:
+        (draft / SPLITS).write_text(f"{json.dumps(_nnunet_splits(dataset), indent=2)}\n")
+        written.append(SPLITS)
+    record = {
+        "form": options.form,
+        "labels": dict(dataset.labels),
+        "verdicts": list(options.verdicts),
+        "folds": dataset.folds,
+        "test_share": options.test_share,
+        "documents": written,
+        "cases": [vars(case) | {"files": dict(case.files)} for case in dataset.cases],
+        "left_out": {
+            case: {"reason": reason.code, "detail": detail}
+            for case, (reason, detail) in dataset.left_out.items()
+        },
+    }
+    write_document(draft / RECORD, record)
+    for file in (*written, RECORD):
+        fsync_path(draft / file)
+
+
+def _description(dataset: Dataset, channels: Sequence[str]) -> dict[str, Any]:
+    """Return the content of `dataset.json`, or of MONAI's `datalist.json`, of a dataset."""
     cases = [(case, *_split_files(case)) for case in dataset.cases]
     training = [
         {
@@ -929,78 +982,56 @@ def _write_documents(
         if not case.test
     ]
     tests = [{"image": f"./{i[0]}", "label": f"./{n}"} for case, i, n in cases if case.test]
-    taken = {case.case for case in dataset.cases}
-    channels = _channel_names(out, [each for each in results if each.case in taken])
-    names = {str(n): name for n, name in enumerate(channels)}
-    of_values = {str(value): label for label, value in dataset.labels.items()}
-    name = dataset.folder.name
-    documents: dict[str, Any] = {
-        "msd": {
-            "name": name,
-            "description": "Results of scanloom",
-            "reference": "",
-            "licence": "",
-            "release": "",
-            "tensorImageSize": "3D" if len(channels) == 1 else "4D",
-            "modality": names,
-            "labels": {"0": "background", **of_values},
-            "numTraining": len(training),
-            "numTest": len(tests),
-            "training": training,
-            "test": [each["image"] for each in tests],
-        },
-        "nnunet": {
+    name, names = dataset.folder.name, {str(n): each for n, each in enumerate(channels)}
+    if dataset.form == "nnunet":
+        return {
             "name": name,
             "channel_names": names,
             "labels": {"background": 0, **dataset.labels},
             "numTraining": len(training),
             "file_ending": ".nii.gz",
-        },
-        "monai": {
+        }
+    of_values = {str(value): label for label, value in dataset.labels.items()}
+    values = {"0": "background", **of_values}
+    if dataset.form == "monai":
+        return {
             "name": name,
             "modality": names,
-            "labels": {"0": "background", **of_values},
+            "labels": values,
             # Fold 0 validates; each case names its fold, to take another one
             "training": [each for each in training if each.get("fold") != 0],
             "validation": [each for each in training if each.get("fold") == 0],
             "testing": tests,
-        },
+        }
+    return {
+        "name": name,
+        "description": "Results of scanloom",
+        "reference": "",
+        "licence": "",
+        "release": "",
+        "tensorImageSize": "3D" if len(channels) == 1 else "4D",
+        "modality": names,
+        "labels": values,
+        "numTraining": len(training),
+        "numTest": len(tests),
+        "training": training,
+        "test": [each["image"] for each in tests],
     }
-    if options.form == "msd":  # programs that convert such a folder want one, be it empty
-        (draft / "imagesTs").mkdir(exist_ok=True)
-    written: dict[str, Any] = {_DATASET[options.form]: documents[options.form]}
-    for file, document in written.items():
-        write_json(draft / file, document)
-    if options.form == "nnunet" and dataset.folds:
-        folds = [
-            {
-                kind: [
-                    case.case
-                    for case in dataset.cases
-                    if not case.test and (case.fold == n) is (kind == "val")
-                ]
-                for kind in ("train", "val")
-            }
-            for n in range(dataset.folds)
-        ]
-        (draft / SPLITS).write_text(f"{json.dumps(folds, indent=2)}\n")
-        written[SPLITS] = folds
-    record = {
-        "form": options.form,
-        "labels": dict(dataset.labels),
-        "verdicts": list(options.verdicts),
-        "folds": dataset.folds,
-        "test_share": options.test_share,
-        "documents": list(written),
-        "cases": [vars(case) | {"files": dict(case.files)} for case in dataset.cases],
-        "left_out": {
-            case: {"reason": reason.code, "detail": detail}
-            for case, (reason, detail) in dataset.left_out.items()
-        },
-    }
-    write_document(draft / RECORD, record)
-    for file in (*written, RECORD):
-        fsync_path(draft / file)
+
+
+def _nnunet_splits(dataset: Dataset) -> list[dict[str, list[str]]]:
+    """Return the content of `splits_final.json`: the cases of each fold, for nnU-Net."""
+    return [
+        {
+            kind: [
+                case.case
+                for case in dataset.cases
+                if not case.test and (case.fold == n) is (kind == "val")
+            ]
+            for kind in ("train", "val")
+        }
+        for n in range(dataset.folds)
+    ]
 
 
 def _split_files(case: DatasetCase) -> tuple[list[str], str]:

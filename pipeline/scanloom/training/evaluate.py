@@ -138,6 +138,9 @@ class Evaluation:
         Structures that only the references ("reference"), or only the predictions of a side have.
     names : mapping or None
         Values of the structures in label maps without names, as of `match_structures`.
+    for_training : mapping
+        Number of each side's cases that the dataset of the references has for training: they are
+        not compared, and lack no reference.
     """
 
     tolerance_mm: float
@@ -150,6 +153,7 @@ class Evaluation:
     names: Names | None = None
     pairs: Mapping[str, Mapping[str, CaseLabels]] = field(default_factory=dict, repr=False)
     """Labels of each case, by its name and by "reference" or side."""
+    for_training: Mapping[Side, int] = field(default_factory=dict)
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -210,8 +214,9 @@ def evaluate(
     public = _public_names(sets, references)
     matches: dict[Side, list[tuple[CaseLabels, CaseLabels]]] = {}
     left_out: list[LeftOut] = []
+    for_training: dict[Side, int] = {}
     for side, cases in sets.items():
-        matches[side], unmatched = _match(side, cases, references, public)
+        matches[side], unmatched, for_training[side] = _match(side, cases, references, public)
         left_out += unmatched
     names, patients = _shown_names(sets, matches, public), _patients(matches)
     pairs = [
@@ -223,19 +228,8 @@ def evaluate(
     if labels is None and against is not None:
         unnamed = _known_values([pair for each in matches.values() for pair in each[:1]])
     compare = partial(_compare, tolerance_mm=tolerance_mm, labels=labels, unnamed=unnamed)
-    compared: list[tuple[_Pair, _Comparison]] = []
-    for done, pair in enumerate(pairs):
-        progress(done, len(pairs))
-        try:
-            compared.append((pair, compare(pair)))
-        except OSError as exc:
-            detail = f"the labels can't be read ({type(exc).__name__})"
-            path = str(pair.prediction.path)
-            left_out.append(LeftOut(pair.case, pair.side, Reason.UNREADABLE, detail, path))
-        except ScanError as error:
-            private = error.private or str(pair.prediction.path)
-            left_out.append(LeftOut(pair.case, pair.side, error.reason, error.detail, private))
-    progress(len(pairs), len(pairs))
+    compared, failed = _compare_all(pairs, compare, progress)
+    left_out += failed
     rows = _rows(compared, compare)
     if not rows:
         raise _nothing_compared(left_out)
@@ -259,7 +253,31 @@ def evaluate(
         _differences(rows, structures) if against is not None else (),
         unnamed,
         dict(labels_of),
+        for_training,
     )
+
+
+def _compare_all(
+    pairs: Sequence[_Pair],
+    compare: Callable[[_Pair], _Comparison],
+    progress: Callable[[int, int], None],
+) -> tuple[list[tuple[_Pair, _Comparison]], list[LeftOut]]:
+    """Return the pairs that can be compared, each with its comparison, and the other cases."""
+    compared: list[tuple[_Pair, _Comparison]] = []
+    left_out: list[LeftOut] = []
+    for done, pair in enumerate(pairs):
+        progress(done, len(pairs))
+        try:
+            compared.append((pair, compare(pair)))
+        except OSError as exc:
+            detail = f"the labels can't be read ({type(exc).__name__})"
+            path = str(pair.prediction.path)
+            left_out.append(LeftOut(pair.case, pair.side, Reason.UNREADABLE, detail, path))
+        except ScanError as error:
+            private = error.private or str(pair.prediction.path)
+            left_out.append(LeftOut(pair.case, pair.side, error.reason, error.detail, private))
+    progress(len(pairs), len(pairs))
+    return compared, left_out
 
 
 def _rows(
@@ -336,12 +354,12 @@ def _public_names(sets: Mapping[Side, LabelSet], references: LabelSet) -> dict[i
 
 def _match(
     side: Side, predictions: LabelSet, references: LabelSet, public: Mapping[int, str]
-) -> tuple[list[tuple[CaseLabels, CaseLabels]], list[LeftOut]]:
-    """Return pairs of prediction and reference, and the cases that have none."""
+) -> tuple[list[tuple[CaseLabels, CaseLabels]], list[LeftOut], int]:
+    """Return pairs of prediction and reference, the cases that have none, and how many train."""
     if len(predictions.cases) == len(references.cases) == 1 and (
         predictions.is_file or references.is_file
     ):
-        return [(predictions.cases[0], references.cases[0])], []
+        return [(predictions.cases[0], references.cases[0])], [], 0
     by_name: dict[str, list[CaseLabels]] = defaultdict(list)
     for reference in references.cases:
         for name in dict.fromkeys(reference.names):
@@ -354,11 +372,14 @@ def _match(
     for each in candidates.values():
         for reference in each:
             claims[id(reference)] += 1
-    pairs, left_out = [], []
+    pairs, left_out, for_training = [], [], 0
     for prediction in predictions.cases:
         own = candidates[id(prediction)]
         if len(own) == 1 and claims[id(own[0])] == 1:
             pairs.append((prediction, own[0]))
+            continue
+        if not own and not references.training.isdisjoint(prediction.names):
+            for_training += 1
             continue
         reason, detail = Reason.NO_REFERENCE, "no reference has the name of this case"
         if own:
@@ -370,7 +391,7 @@ def _match(
             detail = "no prediction has the name of this reference"
             case, path = public[id(reference)], str(reference.path)
             left_out.append(LeftOut(case, side, Reason.NO_PREDICTION, detail, path))
-    return pairs, left_out
+    return pairs, left_out, for_training
 
 
 def _shown_names(
@@ -763,6 +784,7 @@ def evaluation_document(evaluation: Evaluation) -> dict[str, Any]:
             side: len({row.case for row in evaluation.rows if row.side == side})
             for side in evaluation.sides
         },
+        "for_training": {side: evaluation.for_training.get(side, 0) for side in evaluation.sides},
         "structures": [
             {
                 "structure": each.structure,

@@ -25,7 +25,7 @@ from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.label_files import on_grid, read_label_file
-from scanloom.review.verdicts.verdict import Verdict, seen_of
+from scanloom.review.verdicts.verdict import Verdict, about, seen_of
 from scanloom.training.dataset import RECORD, named_patient, review_status
 
 Values = tuple[int, ...]
@@ -38,6 +38,9 @@ _SEGMENT_SUFFIXES: Final = (".seg.nrrd", ".dcm")
 """Formats of segments, which may leave out slices of the scan."""
 _SUFFIXES: Final = (*_SEGMENT_SUFFIXES, *VOLUME_SUFFIXES)
 _DOCUMENTS: Final = ("dataset.json", "datalist.json")
+_TESTS: Final = ("test", "testing")
+_TRAINING: Final = ("training", "validation")
+"""Lists of a description of a dataset."""
 _MAX_LIST_BYTES: Final = 64 << 20
 """A list of a hundred thousand cases."""
 MAX_VALUE: Final = 65535
@@ -111,11 +114,14 @@ class LabelSet:
         Whether names of cases are keyed ids: names of files don't belong beside them.
     is_file : bool
         Whether it is one file, which needs no name to be paired with a single case.
+    training : frozenset of str
+        Names of the dataset's cases for training, if `cases` are those set aside for testing.
     """
 
     cases: tuple[CaseLabels, ...]
     pseudonymous: bool = False
     is_file: bool = False
+    training: frozenset[str] = frozenset()
 
 
 def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = False) -> LabelSet:
@@ -131,7 +137,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
         files; None for the user's own. It is not needed for a folder without the crosswalk.
     corrected : bool
         Whether corrections replace the results of an output folder, of which only accepted and
-        corrected structures count if anything in it was reviewed.
+        corrected structures count if anything in it was reviewed. Of a result that was replaced
+        since, and nobody judged again, the correction counts.
 
     Raises
     ------
@@ -149,7 +156,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
     if not cases:
         detail = "this folder has no label map, and is no output folder and no dataset"
         raise ScanError(Reason.NO_REFERENCE, detail, str(path))
-    return LabelSet(tuple(sorted(cases, key=lambda case: case.name)))
+    cases.sort(key=lambda case: case.name)
+    return LabelSet(tuple(cases), training=_training_names(path) - {case.name for case in cases})
 
 
 def _stem(name: str) -> str:
@@ -168,7 +176,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
     from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
     from scanloom.io.output.layout import no_results, published_cases
     from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key, check_links
-    from scanloom.review.revisions import latest_result, revision_number
+    from scanloom.review.revisions import revision_folders
     from scanloom.review.verdicts.log import VerdictStack, read_verdicts
 
     check_links(out)
@@ -183,12 +191,16 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         ids |= {folder: case for case, folder in case_folders(out).items()}
         sources = latest_by_id(find_sources(out, sorted(ids.values())))
         records = {name: sources[case] for name, case in ids.items() if case in sources}
-    latest = {each: latest_result(out, each.name) if corrected else each for each in folders}
     verdicts = VerdictStack(read_verdicts(out)).current() if corrected else {}
     # of a folder that nobody ever reviewed, as of another model, every result is a reference
-    is_reviewed = any(verdicts.values()) or any(map(revision_number, latest.values()))
+    is_reviewed = corrected and (
+        any(verdicts.values()) or any(revision_folders(out, each.name) for each in folders)
+    )
     cases = []
-    for folder, result in latest.items():
+    for folder in folders:
+        result = (
+            _reference(out, folder.name, verdicts.get(folder.name, {})) if corrected else folder
+        )
         record = records.get(folder.name)
         names, patient = [folder.name], ""
         if record is not None:
@@ -204,27 +216,42 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
                 patient,
                 result,
                 has_grid=True,
-                read=partial(_read_result, out, folder.name, result, judged),
+                read=partial(_read_result, result, judged),
                 image=partial(_source_image, out, folder.name, key),
             )
         )
     return LabelSet(tuple(cases), pseudonymous=True)
 
 
-def _read_result(
-    out: Path, name: str, folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Grid | None
-) -> Labels:
+def _reference(out: Path, name: str, verdicts: Mapping[str, Verdict]) -> Path:
+    """Return the folder of the result of a case, or of the revision, that is its reference.
+
+    It is the latest one. If a run replaced what a person had corrected, it is that correction,
+    until somebody judges the new result.
+    """
+    from scanloom.review.revisions import latest_result, replaced_correction
+
+    latest = latest_result(out, name)
+    before = replaced_correction(out, name)
+    if before is None:
+        return latest
+    with suppress(OSError, ValueError, LookupError, TypeError):  # damaged: told when it is read
+        if about(seen_of(latest), verdicts):
+            return latest
+    return before
+
+
+def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Grid | None) -> Labels:
     """Return the labels of a result: of the case's folder, or that of a revision.
 
     With verdicts, those of structures that were accepted or corrected: what a model labelled and
     nobody approved is no reference, least of all for that model.
     """
-    from scanloom.io.output.layout import case_folder
     from scanloom.review.revisions import read_label_maps
 
     maps = read_label_maps(folder)  # refuses damaged files first
     try:
-        document = read_json(case_folder(out, name) / CASE)["grid"]
+        document = read_json(folder / CASE)["grid"]
         own = Grid(tuple(document["shape"]), document["affine_ras_mm"])
         entries = read_json(folder / SEGMENTS)["files"]
         regions = unique_names(
@@ -250,7 +277,8 @@ def _read_result(
             layer, values = regions.pop(label)
             layers[layer] = np.where(np.isin(layers[layer], values), 0, layers[layer])
         if not regions:
-            detail = f"the reference is {' and '.join(sorted(set(statuses.values())))}"
+            listed = " and ".join(sorted(set(statuses.values())))
+            detail = f"the reference is {listed}".replace("stale", "replaced since its review")
             raise ScanError(Reason.NOT_REVIEWED, detail)
     return Labels(tuple(layers), regions, grid)
 
@@ -309,14 +337,7 @@ def _image(path: Path | None) -> Volume | None:
 def _dataset_cases(folder: Path) -> list[CaseLabels]:
     """Return the label maps of a dataset, or of a folder of files."""
     document = _document(folder)
-    tests, training = (
-        [
-            (folder / each["label"], each.get("image"))
-            for subset in subsets
-            for each in _items(document, subset)
-        ]
-        for subsets in (("test", "testing"), ("training", "validation"))
-    )
+    tests, training = (_listed(folder, document, each) for each in (_TESTS, _TRAINING))
     names, patients = value_names(document), _patients(folder)
     for listed, labels, images in (
         (tests, "labelsTs", "imagesTs"),
@@ -346,6 +367,28 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
         for file in _files(folder)
         for name in [case_name(file.name)]
     ]
+
+
+def _listed(
+    folder: Path, document: Mapping[str, Any], subsets: Sequence[str]
+) -> list[tuple[Path, str | None]]:
+    """Return the label maps, with their images, that a description of a dataset lists."""
+    return [
+        (folder / each["label"], each.get("image"))
+        for subset in subsets
+        for each in _items(document, subset)
+    ]
+
+
+def _training_names(folder: Path) -> frozenset[str]:
+    """Return the names of the training cases of a dataset, or of that of a folder `labelsTs`."""
+    document = _document(folder)
+    if not document and folder.name == "labelsTs":
+        folder, document = folder.parent, _document(folder.parent)
+    if not document:
+        return frozenset()
+    listed = [file for file, _ in _listed(folder, document, _TRAINING)]
+    return frozenset(_case_names(listed or _files(folder / "labelsTr")))
 
 
 def _patients(folder: Path) -> dict[str, str]:

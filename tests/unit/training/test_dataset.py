@@ -25,13 +25,13 @@ from monai.data.decathlon_datalist import load_decathlon_datalist
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.revisions import Correction, publish_revision
-from scanloom.io.output.crosswalk import add_sources, find_sources
+from scanloom.io.output.crosswalk import SourceRecord, add_sources, find_sources
 from scanloom.io.output.private import locked_folder
 from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from scanloom.training import dataset as module
-from scanloom.training.dataset import Dataset, DatasetOptions, write_dataset
+from scanloom.training.dataset import Dataset, DatasetOptions, named_patient, write_dataset
 from scanloom.training.label_sets import open_label_set
 from support.canaries import birds, plain
 from support.commands import scanloom
@@ -744,6 +744,35 @@ def test_subjects_of_bids_are_patients(tmp_path: Path, names: bool) -> None:
     for folder in ("data", "data/labelsTr"):
         labels = open_label_set(tmp_path / folder)
         assert len({case.patient for case in labels.cases} - {""}) == (2 if names else 3)
+
+
+def test_empty_ends_of_a_name_make_no_other_patient(tmp_path: Path) -> None:
+    names = ("DOE^JANE", "DOE^JANE^^", "Doe^Jane ^ =^=", "DOE^JANE^^DR", "^^")
+    for n, name in enumerate(names):
+        more = {"PatientID": "", "PatientName": name}
+        array = (scan_array(n, (24, 20, 9)) + 1024).astype(np.uint16)
+        words = Words("CT", f"series{n}", f"study{n}", more)
+        write_series(tmp_path / f"series{n}", array, words=words)
+        publish_scan(tmp_path, tmp_path / f"series{n}")
+
+    dataset = write_dataset(tmp_path / "out", tmp_path / "data", UNREVIEWED, tmp_path / "key")
+
+    assert dataset.patients == (3, 0)
+    assert dataset.unidentified == 0
+    [jane] = {each.patient for each in dataset.cases if _name(tmp_path, each.case) in names[:3]}
+    assert [each.patient for each in dataset.cases].count(jane) == 3
+
+
+def _name(folder: Path, case: str) -> str:
+    [source] = find_sources(folder / "out", [case])
+    return source.patient_name
+
+
+@pytest.mark.parametrize("name", ["doe^jane", "^jane", "doe^^^dr", "doe =山田^花子"])
+def test_other_names_keep_their_key(name: str) -> None:
+    """Whoever is set aside for testing stays so with a later version."""
+    record = SourceRecord("id", "dicom", "/scan", 1, patient_name=name)
+    assert named_patient(record) == f"patient_name {name}"
 
 
 def test_volumes_of_one_file_are_of_one_patient(tmp_path: Path) -> None:

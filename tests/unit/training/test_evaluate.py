@@ -238,6 +238,37 @@ def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) 
     assert [case.name for case in open_label_set(tmp_path / "list").cases] == ["label"]
 
 
+@pytest.mark.parametrize("references", ["dataset", "dataset/labelsTs"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_training_cases_of_the_references_lack_none(
+    tmp_path: Path, references: str, listed: bool
+) -> None:
+    """Another model's results of the whole archive, compared on the cases set aside."""
+    subsets = {"training": "labelsTr/trained", "validation": "labelsTr/validated"}
+    lists = {
+        name: [{"image": f"{file}.nii.gz", "label": f"{file}.nii.gz"}]
+        for name, file in {**subsets, "testing": "labelsTs/tested"}.items()
+    }
+    write(tmp_path / "dataset/dataset.json", {**DATASET, **(lists if listed else {})})
+    for name in ("labelsTr/trained", "labelsTr/validated", "labelsTs/tested"):
+        save(tmp_path / f"dataset/{name}.nii.gz", two_boxes())
+    for name in ("trained", "validated", "tested"):
+        save(tmp_path / f"old/{name}.nii.gz", two_boxes(1))
+    save(tmp_path / "new/tested.nii.gz", two_boxes())
+
+    ended = run(tmp_path, "new", references, "--against", tmp_path / "old")
+
+    assert (ended.code, ended.err) == (0, "")
+    assert "Not compared: 2 cases of --against for training in the references" in ended.out
+    document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
+    assert document["for_training"] == {"first": 0, "second": 2}
+    assert document["left_out"] == []
+    save(tmp_path / "old/foreign.nii.gz", two_boxes())
+    assert run(tmp_path, "old", references).code == 1
+    reasons = {row["case"]: row["reason"] for row in table(tmp_path) if row["reason"]}
+    assert reasons == {"foreign": "NO_REFERENCE"}
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
@@ -490,6 +521,47 @@ def test_what_a_review_did_not_approve_is_no_reference(tmp_path: Path) -> None:
     found = [row["structure"] for row in rows if row["case"] == names[2]]
     assert found == ["part_1", "part_3"]
     assert len([row for row in rows if row["case"] == names[0]]) == 3
+
+
+def test_a_new_model_is_compared_with_the_corrections_of_the_results_that_it_replaced(
+    tmp_path: Path,
+) -> None:
+    """With the new results as references, the new model would agree with itself."""
+    arrays = {name: scan_array(n) for n, name in enumerate(("corrected", "accepted", "open"))}
+    cases = {name: publish(tmp_path, each, affine_of(), name) for name, each in arrays.items()}
+    image = nib.load(cases["corrected"] / "segmentation.nii.gz")
+    labels = np.asarray(image.dataobj).copy()  # type: ignore[attr-defined]
+    labels[labels == 2] = 0
+    file = save(tmp_path / "correction.nii.gz", labels, image.affine)  # type: ignore[attr-defined]
+    case, out, key = cases["corrected"].name, tmp_path / "out", ("--key", tmp_path / "key")
+    assert take_file(out, file, case, "anna", key=tmp_path / "key") is not None
+    # another model, which numbers the same structures from 5
+    for name, array in arrays.items():
+        publish(tmp_path, array, affine_of(), name, first=5, recipe="s" * 64)
+
+    assert run(tmp_path, "out", "out", *key).code == 1
+
+    def compared() -> dict[str, list[str]]:
+        rows = table(tmp_path)
+        return {
+            each.name: [row["reason"] or row["outcome"] for row in rows if row["case"] == each.name]
+            for each in cases.values()
+        }
+
+    left_out = {cases[name].name: ["NOT_REVIEWED"] for name in ("accepted", "open")}
+    assert compared() == {case: ["found", "invented", "found"], **left_out}
+
+    with closing(VerdictLog(out)) as log:
+        accepted = replace(seen(cases["accepted"]), recipe="r" * 64)
+        log.append(Verdict(cases["accepted"].name, "r1", accepted, "accept"))
+    ended = run(tmp_path, "out", "out", *key)
+    assert "the reference is replaced since its review" in ended.err
+    assert compared() == {case: ["found", "invented", "found"], **left_out}
+
+    with closing(VerdictLog(out)) as log:  # who accepts the new result takes it for the truth
+        log.append(Verdict(case, "r1", seen(cases["corrected"]), "accept"))
+    run(tmp_path, "out", "out", *key)
+    assert compared() == {case: ["found"] * 3, **left_out}
 
 
 def test_damaged_results_are_left_out(results: Path, tmp_path: Path) -> None:

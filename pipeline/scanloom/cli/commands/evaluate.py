@@ -177,6 +177,10 @@ def _show(evaluation: Evaluation, page: Path) -> None:
         owners = {"reference": "references", "first": "predictions"}.get(owner, "--against")
         more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
         say(f"Only in {owners}: {', '.join(names[:MAX_LISTED])}{more}")
+    for side, count in evaluation.for_training.items():
+        if count:
+            of_side = " of --against" if side == "second" else ""
+            say(f"Not compared: {counted(count, 'case')}{of_side} for training in the references")
     say(f"Evaluation: {page}")
 
 

@@ -394,7 +394,8 @@ class _Downloads:
 
     def stop(self) -> None:
         """Remove the bar, so that other text can be written."""
-        self._bars.stop()
+        if self._bars.live.is_started:  # else it would write an empty line
+            self._bars.stop()
 
     def _draw(self, file: str, received: int, total: int | None) -> None:
         if file not in self._files:

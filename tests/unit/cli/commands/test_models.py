@@ -79,7 +79,8 @@ def test_models_are_added_verified_and_removed(own_models: Path) -> None:
     removed = scanloom("models", "remove", "twin")
 
     assert [ended.code for ended in (added, shown, again, removed)] == [0, 0, 0, 0]
-    assert "Added twin (MONAI bundle)." in added.out
+    text = "Added twin (MONAI bundle). Use it with --model twin.\n"
+    assert (added.out, added.err) == (text, "")
     for text in ("folder mine", "MONAI bundle", "recorded when it was added; unchanged", "own"):
         assert text in " ".join(shown.out.split())
     assert "already" in again.out
