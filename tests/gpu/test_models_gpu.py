@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
 
 from scanloom.convert.conversion import load_card
-from scanloom.core import ComputeOptions, Volume
+from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
 from support.meshnets import random_weights, write_safetensors
@@ -20,6 +21,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
 ]
+ROOT = Path(__file__).parents[2]
 FLOAT32 = ComputeOptions(precision="float32")
 MODELS: dict[str, dict[str, Any]] = {
     "half sums": {},
@@ -77,3 +79,18 @@ def test_uncertainty_is_that_of_the_cpu(tmp_path: Path) -> None:
         assert ours is not None
         assert theirs is not None
         assert np.abs(ours.astype(int) - theirs.astype(int)).mean() < 1.0  # of 255
+
+
+def test_a_head_and_its_flips_label_as_on_the_cpu() -> None:
+    """With left and right exchanged in the scores of the mirrored head."""
+    head = nib.load(ROOT / "data" / "head_mr.nii.gz").slicer[20:116, 30:126, 30:78]
+    volume = Volume(
+        np.asfortranarray(head.get_fdata(dtype=np.float32)),
+        Grid(head.shape, head.affine),
+        "unknown",
+        "MR",
+    )
+    equal = agreement(ROOT / "models" / "brain_anatomy", volume)
+
+    print(f"brain_anatomy: {100 * equal:.4f} % equal")
+    assert equal >= 0.999
