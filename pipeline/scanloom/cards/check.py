@@ -150,15 +150,18 @@ def check_measurement(measurement: Measurement, card: ModelCard) -> tuple[Flag, 
     """Compare a structure with its reference ranges in a card.
 
     One without voxels is not compared, nor is the mean in other units than HU. What the border of
-    the scan cuts off may be smaller.
+    the scan cuts off may be smaller. In a result of one side, `kidney_left` is the model's kidney.
 
     Returns
     -------
     tuple of Flag
         OUT_OF_RANGE if a value is outside its range.
     """
+    label = measurement.label
+    if label not in {structure.label for structure in card.structures}:
+        label = label.removesuffix("_left").removesuffix("_right")
     for each in card.reference_ranges:
-        if each.structure != measurement.label or not measurement.voxels:
+        if each.structure != label or not measurement.voxels:
             continue
         value, cut = measurement.volume_ml, Flag.TOUCHES_BORDER in measurement.flags
         if each.quantity == "mean_hu":

@@ -49,7 +49,14 @@ def default_model(
         return single[0].name
     scans = _scans(paths, archives=archives)
     modalities = {series.modality or modality for series in scans} or {modality}
-    is_ct = _is_ct([s for s in scans if s.modality is None]) if None in modalities else None
+    is_ct = None
+    if None in modalities:
+        try:
+            is_ct = _is_ct([series for series in scans if series.modality is None])
+        except ScanError:
+            if modalities == {None}:
+                raise
+            modalities.discard(None)  # files that can't be read ask for no model
     possible = []
     for card in single:
         of = card.channels[0].modality

@@ -138,5 +138,10 @@ def test_files_that_tell_nothing_are_passed_over(
     with pytest.raises(ScanError) as caught:
         module.default_model([other])
     assert caught.value.code == reasons.get(beside, "MODEL_UNKNOWN")
+    if beside != "labels":
+        scans = [Series("nifti", (other,)), Series("dicom", (), modality="CT")]
+        with monkeypatch.context() as context:
+            context.setattr(module, "_scans", lambda *_, **__: scans)
+            assert module.default_model([folder]) == "m0"
     (folder / "b.nii.gz").symlink_to(scan)
     assert module.default_model([folder]) == "m1"
