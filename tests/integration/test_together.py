@@ -224,6 +224,38 @@ def test_united_sides_keep_their_own_flags(
     assert cut == {"spleen_right", "liver_right"}
 
 
+@pytest.mark.parametrize("united", [False, True])
+def test_results_of_other_names_are_compared_with_the_ranges_of_their_model(
+    united: bool, tmp_path: Path, archive: Path, models: dict[str, Path]
+) -> None:
+    fine = tmp_path / "models" / "fine"
+    shutil.copytree(models["fine"], fine)
+    file = fine / "configs" / "metadata.json"
+    metadata = json.loads(file.read_text())
+    usual = {
+        "structure": "liver",
+        "quantity": "volume_ml",
+        "range": [1e6, 2e6],
+        "source": "A test.",
+    }
+    metadata.setdefault("scanloom", {})["reference_ranges"] = [usual]
+    file.write_text(json.dumps(metadata))
+    both = {"both": {"priority": [{"model": name} for name in SIDES]}}
+
+    done = Outcome(
+        tmp_path,
+        archive,
+        {"fine": fine, "rough": models["rough"]},
+        **ON_SIDES,
+        unite=both if united else {},
+    )
+
+    unusual = {row["label"] for row in done.rows if "OUT_OF_RANGE" in row["flags"].split()}
+    inside = {row["label"] for row in done.rows if "TOUCHES_BORDER" not in row["flags"].split()}
+    assert unusual == {"liver_left", "liver_right"} & inside
+    assert unusual
+
+
 @pytest.mark.thorough
 def test_one_model_runs_on_two_sides(
     tmp_path: Path,

@@ -76,6 +76,11 @@ SOFT_HU = (-150.0, 150.0)
 """Limits of fat and soft tissue."""
 BONE_HU = 400.0
 """Lower limit of dense bone, which takes less space than air does."""
+LARGEST_LABEL = 1 << 15
+"""FreeSurfer's largest label is 14175."""
+EQUAL_NEIGHBOURS = 0.3
+"""Share of equal neighbours from which voxels are labels: at least 0.47 in real label maps of three
+values and more, at most 0.23 in real scans of whole numbers."""
 
 
 def check_scan(
@@ -118,6 +123,8 @@ def check_scan(
         ("spacing", Flag.SPACING_IMPLAUSIBLE, _axes(volume.grid.spacing, checks.spacing)),
     ):
         flags += _judged(name, flag, problem, checks)
+    if checks.hounsfield is not False and looks_like_labels(volume.array):
+        flags.append(Flag.HU_IMPLAUSIBLE)
     flags += check_extent(volume.grid, card)
     return tuple(dict.fromkeys(flags))
 
@@ -143,15 +150,18 @@ def check_measurement(measurement: Measurement, card: ModelCard) -> tuple[Flag, 
     """Compare a structure with its reference ranges in a card.
 
     One without voxels is not compared, nor is the mean in other units than HU. What the border of
-    the scan cuts off may be smaller.
+    the scan cuts off may be smaller. In a result of one side, `kidney_left` is the model's kidney.
 
     Returns
     -------
     tuple of Flag
         OUT_OF_RANGE if a value is outside its range.
     """
+    label = measurement.label
+    if label not in {structure.label for structure in card.structures}:
+        label = label.removesuffix("_left").removesuffix("_right")
     for each in card.reference_ranges:
-        if each.structure != measurement.label or not measurement.voxels:
+        if each.structure != label or not measurement.voxels:
             continue
         value, cut = measurement.volume_ml, Flag.TOUCHES_BORDER in measurement.flags
         if each.quantity == "mean_hu":
@@ -336,6 +346,28 @@ def is_hounsfield(sample: NDArray[Any]) -> bool:
         and _share(sample, BONE_HU, np.inf) < air / 2
         and _share(inner, -np.inf, AIR_HU[0]) < 0.01
     )
+
+
+def looks_like_labels(array: NDArray[Any]) -> bool:
+    """Return whether voxels are small whole numbers that mostly equal their neighbours.
+
+    Programs write labels as floats, too. Background beside background does not count. Two values
+    are labels in any case, and so is background alone. Of large scans every n-th row is looked at.
+    """
+    if not array.size:
+        return False
+    step = max(1, math.isqrt(array.size // MAX_SAMPLES))
+    rows = array[:, ::step, ::step]
+    low, high = rows.min(), rows.max()
+    if not 0 <= low <= high <= LARGEST_LABEL:  # nor if one is NaN
+        return False
+    if rows.dtype.kind == "f" and not np.array_equal(rows, np.rint(rows)):
+        return False
+    if low == 0 and not ((rows != 0) & (rows != high)).any():
+        return True
+    first, second = rows[:-1], rows[1:]
+    inside = (first != 0) | (second != 0)
+    return bool(np.mean((first == second)[inside]) >= EQUAL_NEIGHBOURS)
 
 
 def hounsfield_by_values(volume: Volume) -> bool | None:

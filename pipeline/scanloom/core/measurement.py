@@ -32,7 +32,7 @@ class Measurement:
     components : int
         Number of connected components (26 neighbours).
     flags : tuple of Flag
-        TOUCHES_BORDER, EMPTY, OUT_OF_RANGE and the case's flags.
+        TOUCHES_BORDER, EMPTY, EXPERIMENTAL, OUT_OF_RANGE and the case's flags.
     share : float or None
         Volume as a share of that of `share_of`, if requested; None of an empty whole.
     share_of : str or None

@@ -378,6 +378,7 @@ class Flag(Enum):
     TOUCHES_BORDER = "It reaches the border of the scan, so its volume is incomplete"
     EMPTY = "Nothing was found: there are no voxels"
     OUT_OF_RANGE = "Its volume or mean intensity is outside the usual range that the model states"
+    EXPERIMENTAL = "The authors of the model advise against relying on this structure"
 
 
 def known_flags(codes: Iterable[str]) -> tuple[Flag, ...]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, CT
-from scanloom.cards.check import hounsfield_by_values
+from scanloom.cards.check import hounsfield_by_values, looks_like_labels
 from scanloom.convert.store import list_models
-from scanloom.core import ReadOptions, Reason, ScanError, Series
-from scanloom.io.index.label_maps import looks_like_labels
+from scanloom.core import ReadOptions, Reason, ScanError, Series, Volume
 from scanloom.io.index.series import find_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.read import read_scan
@@ -25,14 +23,15 @@ def default_model(
 
     A model that refuses scans by their extent is for a crop, and has to be named. Headers are read
     only if the store has several others. `modality` is that of scans that do not state theirs;
-    without it, the values of the first of them tell CT from others, where they can: each scan is
-    checked again before its model runs. With `archives`, archives in a folder are looked into.
+    without it, the values of the first of them that can be read, and is no label map, tell CT from
+    others, where they can: each scan is checked again before its model runs. With `archives`,
+    archives in a folder are looked into.
 
     Raises
     ------
     ScanError
-        MODEL_UNKNOWN if no model fits, or several do. If there is no scan at any of the paths, the
-        error that says so: a path with a typo is not a question of models.
+        MODEL_UNKNOWN if no model fits, or several do. If there is no scan at any of the paths, or
+        none can be read, the error that says so: a typo in a path is not a question of models.
     """
     missing = []
     for path in paths:
@@ -50,7 +49,14 @@ def default_model(
         return single[0].name
     scans = _scans(paths, archives=archives)
     modalities = {series.modality or modality for series in scans} or {modality}
-    is_ct = _is_ct([s for s in scans if s.modality is None]) if None in modalities else None
+    is_ct = None
+    if None in modalities:
+        try:
+            is_ct = _is_ct([series for series in scans if series.modality is None])
+        except ScanError:
+            if modalities == {None}:
+                raise
+            modalities.discard(None)  # files that can't be read ask for no model
     possible = []
     for card in single:
         of = card.channels[0].modality
@@ -88,12 +94,32 @@ def _scans(paths: Sequence[Path], *, archives: bool) -> list[Series]:
 
 
 def _is_ct(scans: Sequence[Series]) -> bool | None:
-    """Return whether the values of the first scan are those of CT; None if they do not tell."""
+    """Return whether the first scan's values are those of CT; None if they do not tell.
+
+    Files that can't be read and label maps are passed over. If no file can be read, no model can
+    be asked for either: the error of the first is raised.
+    """
     # what the reader would refuse does not matter here: only values are looked at
     options = ReadOptions(gaps="interpolate", nan="padding", orientation="RAS")
-    for phase in (None, 0) if scans else ():  # the first of several volumes tells as well
-        with suppress(ScanError):  # reported when it is segmented
-            volume = read_scan(scans[0], options, phase=phase).volume
-            # a label map is of no modality
-            return None if looks_like_labels(volume.array) else hounsfield_by_values(volume)
+    errors = []
+    for scan in scans:
+        try:
+            volume = _read(scan, options)
+        except ScanError as error:
+            errors.append(error.about(str(scan.files[0])))
+            continue
+        if not looks_like_labels(volume.array):
+            return hounsfield_by_values(volume)
+    if errors and len(errors) == len(scans):
+        raise errors[0]
     return None
+
+
+def _read(scan: Series, options: ReadOptions) -> Volume:
+    """Read a scan, of several volumes the first, which tells as well."""
+    try:
+        return read_scan(scan, options).volume
+    except ScanError as error:
+        if error.reason not in (Reason.FOUR_D, Reason.PHASES):
+            raise
+    return read_scan(scan, options, phase=0).volume

@@ -15,6 +15,7 @@ from scanloom.core import (
     Layer,
     Measurement,
     Segmentation,
+    Structure,
     Volume,
     WorkflowError,
     did_you_mean,
@@ -127,16 +128,19 @@ def _measure_layer(
             p95=p95,
             box=box,
             components=components[structure.number],
-            flags=(*_flags_of(box, volume.grid.shape), *flags),
+            flags=(*_flags_of(structure, box, volume.grid.shape), *flags),
         )
 
 
-def _flags_of(box: Box | None, shape: tuple[int, int, int]) -> tuple[Flag, ...]:
-    """Return EMPTY for a structure without voxels, TOUCHES_BORDER if it may leave the scan."""
+def _flags_of(
+    structure: Structure, box: Box | None, shape: tuple[int, int, int]
+) -> tuple[Flag, ...]:
+    """Return EMPTY, TOUCHES_BORDER if it may leave the scan, and EXPERIMENTAL, as they apply."""
+    own = (Flag.EXPERIMENTAL,) if structure.experimental else ()
     if box is None:
-        return (Flag.EMPTY,)
+        return (Flag.EMPTY, *own)
     inside = all(a > 0 and b < n - 1 for a, b, n in zip(*box, shape, strict=True))
-    return () if inside else (Flag.TOUCHES_BORDER,)
+    return own if inside else (Flag.TOUCHES_BORDER, *own)
 
 
 def _finite_or_none(value: float) -> float | None:

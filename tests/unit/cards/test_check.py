@@ -54,6 +54,7 @@ def scan(
         (200.0, 9.0, {"flags": (Flag.TOUCHES_BORDER,)}, True),
         (0.0, None, {"voxels": 0}, False),
         (99.0, 50.0, {"label": "liver"}, False),
+        (99.0, 50.0, {"label": "spleen_left"}, True),
     ],
 )
 def test_a_value_outside_the_ranges_of_the_model_is_flagged(

@@ -163,7 +163,6 @@ NOT_CT: dict[str, Callable[[], Array]] = {
     ),
     "standard scores": lambda: RANDOM.normal(0, 1, (40, 40, 20)),
     "difference": lambda: RANDOM.normal(0, 500, (40, 40, 20)),
-    "label map": lambda: LABELS,
 }
 
 
@@ -199,12 +198,22 @@ def test_each_ct_among_the_channels_is_checked(card: ModelCard) -> None:
 def test_models_of_other_modalities_take_any_scale(card: ModelCard) -> None:
     mr = replace(card, channels=(Channel("image", "MR"),))
 
-    assert check_scan(volume(LABELS, "a.u.", "MR"), mr) == ()
+    assert check_scan(volume(RANDOM.uniform(0, 1e5, (20, 20, 20)), "a.u.", "MR"), mr) == ()
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS.astype(np.float32), LABELS == 2])
+@pytest.mark.parametrize("modality", ["MR", None])
+def test_a_label_map_is_flagged_by_models_of_other_modalities(
+    labels: Array, modality: str | None, card: ModelCard
+) -> None:
+    mr = replace(card, channels=(Channel("image", "MR"),))
+
+    assert Flag.HU_IMPLAUSIBLE in check_scan(volume(labels, "a.u.", modality), mr)
 
 
 def test_ct_whose_header_states_another_unit_is_accepted(card: ModelCard) -> None:
     """It has the flag NOT_HOUNSFIELD since it was read."""
-    assert check_scan(volume(LABELS, "a.u."), card) == ()
+    assert check_scan(volume(LABELS * 0.5, "a.u."), card) == ()
 
 
 @pytest.mark.parametrize(("field", "refused"), [(False, False), (True, True), (None, True)])

@@ -52,6 +52,7 @@ def test_a_model_for_the_modality_precedes_one_for_any_and_for_a_crop(
         ("no air", "m1"),
         ("soft tissue in CT", None),
         ("label map", None),
+        ("label map of floats", None),
         ("CT without its intercept", None),
         ("4D", "m0"),
     ],
@@ -68,6 +69,7 @@ def test_values_tell_the_model_of_a_file_without_a_modality(
         "MR": np.asarray(nib.load(shipped("data") / "head_mr.nii.gz").dataobj),
         "no air": np.random.default_rng(0).integers(1, 900, size=(40, 30, 20), dtype=np.int16),
         "label map": np.digitize(array, (-500, -20, 300)).astype(np.int16),
+        "label map of floats": np.digitize(array, (-500, -20, 300)).astype(np.float32),
         "CT without its intercept": (array + 1024).clip(0, 1500),
         "soft tissue in CT": crop,
         "4D": np.stack([array, array], axis=3),
@@ -113,3 +115,33 @@ def test_a_file_without_a_modality_lies_beside_other_scans(
         return
     with pytest.raises(ScanError, match="2 models fit CT"):
         module.default_model([tmp_path])
+
+
+@pytest.mark.parametrize("beside", ["damaged", "colours", "labels", "slice"])
+def test_files_that_tell_nothing_are_passed_over(
+    beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, a file that can't be read has its own reason, not a question of models."""
+    _store(["CT", "MR"], tmp_path, monkeypatch)
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    scan, other = shipped("data") / "head_mr.nii.gz", folder / "a.nii.gz"
+    rgb = np.zeros((9, 9, 9), dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
+    labels = np.repeat(np.arange(9, dtype=np.float32), 81).reshape((9, 9, 9), order="F")
+    arrays = {"colours": rgb, "labels": labels, "slice": np.ones((9, 9, 1), np.int16)}
+    if beside == "damaged":
+        other.write_bytes(scan.read_bytes()[:9999])
+    else:
+        nib.save(nib.Nifti1Image(arrays[beside], np.eye(4)), other)
+
+    reasons = {"damaged": "TRUNCATED", "colours": "PIXEL_TYPE", "slice": "TOO_FEW_SLICES"}
+    with pytest.raises(ScanError) as caught:
+        module.default_model([other])
+    assert caught.value.code == reasons.get(beside, "MODEL_UNKNOWN")
+    if beside != "labels":
+        scans = [Series("nifti", (other,)), Series("dicom", (), modality="CT")]
+        with monkeypatch.context() as context:
+            context.setattr(module, "_scans", lambda *_, **__: scans)
+            assert module.default_model([folder]) == "m0"
+    (folder / "b.nii.gz").symlink_to(scan)
+    assert module.default_model([folder]) == "m1"

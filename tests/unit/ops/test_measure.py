@@ -289,3 +289,15 @@ def test_mistakes_in_asymmetries(left: str, right: str, message: str) -> None:
     with pytest.raises(ScanError) as error:
         resolve_asymmetries([Asymmetry((left,), (right,))], known)
     assert error.value.detail.startswith(message)
+
+
+def test_what_a_model_calls_experimental_is_flagged() -> None:
+    """In tables, too: who reads the volume of thousands of cases looks at no preview."""
+    labels = np.zeros((5, 5, 5), np.uint8)
+    labels[2, 2, 2] = 1
+    near, lost = (replace(each, experimental=True) for each in structures(1, 2))
+    found = replace(segmentation((labels, (1,))), layers=(Layer(labels, (near, lost)),))
+
+    flags = [m.flags for m in measure(found, volume(np.zeros((5, 5, 5))))]
+
+    assert flags == [(Flag.EXPERIMENTAL,), (Flag.EMPTY, Flag.EXPERIMENTAL)]

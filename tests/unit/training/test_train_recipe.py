@@ -154,7 +154,8 @@ def test_a_bundle_states_the_known_errors_of_its_recipe() -> None:
     model = ROOT / "models" / "hippocampus_mr"
     stated = json.loads((model / "configs" / "metadata.json").read_text())["scanloom"]
     recipe = read_recipe(model / "training" / "recipe.yaml")
-    assert metadata(recipe)["scanloom"]["limitations"] == stated["limitations"]
+    for key in ("limitations", "reference_ranges"):
+        assert metadata(recipe)["scanloom"][key] == stated[key]
 
 
 def test_the_weights_that_brain_anatomy_starts_from_fit_its_network() -> None:

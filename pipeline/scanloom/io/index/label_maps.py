@@ -10,22 +10,15 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
+from scanloom.cards.check import looks_like_labels
 from scanloom.core import DICOM, ReadOptions, ScanError, Series
 from scanloom.io.formats import FORMATS
 from scanloom.io.index.inspection import SeriesInfo
 
 MAX_VOXELS: Final = 1 << 27
 """Voxels that are read for one list, of the smallest files: label maps are compressed best."""
-_LARGEST_LABEL: Final = 1 << 15
-"""FreeSurfer's largest label is 14175."""
-_EQUAL_NEIGHBOURS: Final = 0.3
-"""Share of equal neighbours from which voxels are labels: at least 0.47 in real label maps of three
-values and more, at most 0.11 in real scans of whole numbers."""
 
 SeriesSize = tuple[str, str, SeriesInfo]
 """Format of a series, path of its only file or its folder, and description."""
@@ -74,31 +67,11 @@ def find_label_maps(
     return frozenset(n for n in labels if any(id(group) in with_scan for group in groups_of[n]))
 
 
-def looks_like_labels(array: NDArray[Any]) -> bool:
-    """Return whether voxels are small whole numbers that mostly equal their neighbours.
-
-    Background beside background does not count. Two values are labels in any case, and so is
-    background alone.
-    """
-    if array.dtype.kind not in "iu" or array.size == 0:
-        return False
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high > _LARGEST_LABEL:
-        return False
-    if low == 0 and not ((array != 0) & (array != high)).any():
-        return True
-    first, second = array[:-1], array[1:]
-    inside = (first != 0) | (second != 0)
-    return bool(np.mean((first == second)[inside]) >= _EQUAL_NEIGHBOURS)
-
-
 def _has_labels(series_of: Callable[[int], Series], n: int) -> bool:
     try:
         series = series_of(n)
-        kind = FORMATS[series.kind]
-        if kind.probe(series.files)[1].kind not in "iu":
-            return False
-        return looks_like_labels(kind.read(series.files, None, ReadOptions()).volume.array)
+        volume = FORMATS[series.kind].read(series.files, None, ReadOptions()).volume
+        return looks_like_labels(volume.array)
     except ScanError:  # its list says why
         return False
 

@@ -19,7 +19,7 @@ import dataclasses
 import hashlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -152,12 +152,8 @@ class CaseFolder:
         """
         target = self.target
         check_folder(target.parent)
-        if target.exists() and not replace:
-            published, built = _provenance(target), _provenance(self.path)
-            if published is None or built is None or published.recipe != built.recipe:
-                raise ScanError(Reason.STALE, OTHER_MEANWHILE)
-            if published.source == built.source:
-                return target  # another process was given the same case and finished first
+        if not replace and self._is_published(target):
+            return target
         if self._staged is None:
             _write_checksums(self.path)
             if (self.path / TIMING).exists():
@@ -168,8 +164,11 @@ class CaseFolder:
         target.parent.mkdir(parents=True, exist_ok=True)
         for folder in created:
             fsync_path(folder.parent)
-        # Crosswalk, ledger and audit trail have the case before it becomes visible
-        with self._recorded(source):
+        with self._locked() as private:
+            if not replace and self._is_published(target):  # while the files were synced
+                return target
+            # Crosswalk, ledger and audit trail have the case before it becomes visible
+            self._record(private, source)
             if target.exists():
                 self._replace(target)
             else:
@@ -191,21 +190,37 @@ class CaseFolder:
             raise
         shutil.rmtree(old, ignore_errors=True)  # the next start removes any remains
 
-    @contextmanager
-    def _recorded(self, source: SourceRecord | None) -> Iterator[None]:
-        """Claim OUT for the key and record the source; on failure, OUT is left unclaimed."""
+    def _is_published(self, target: Path) -> bool:
+        """Return whether another process was given the same case and finished first.
+
+        Raises
+        ------
+        ScanError
+            STALE if it published a result of another recipe.
+        """
+        if not target.exists():
+            return False
+        published, built = _provenance(target), _provenance(self.path)
+        if published is None or built is None or published.recipe != built.recipe:
+            raise ScanError(Reason.STALE, OTHER_MEANWHILE)
+        return published.source == built.source
+
+    def _locked(self) -> AbstractContextManager[Path | None]:
+        """Claim OUT for the key, while no other publishes; on failure, OUT is left unclaimed."""
         if self.fingerprint is None:
+            return nullcontext()
+        return private_folder(self.out, self.fingerprint)
+
+    def _record(self, private: Path | None, source: SourceRecord | None) -> None:
+        if private is None:
             if self.audit is not None:
                 self.audit.append(*result_line(self.path))
-            yield
             return
-        with private_folder(self.out, self.fingerprint) as private:
-            if source is not None:
-                add_sources(private, [dataclasses.replace(source, folder=self.name)])
-            add_published(private, self.name, self.path)
-            if self.audit is not None:
-                self.audit.append_locked(*result_line(self.path))
-            yield
+        if source is not None:
+            add_sources(private, [dataclasses.replace(source, folder=self.name)])
+        add_published(private, self.name, self.path)
+        if self.audit is not None:
+            self.audit.append_locked(*result_line(self.path))
 
     def _undo(self) -> None:
         for state in (".new", ".ready"):

@@ -51,7 +51,8 @@ def smooth() -> NDArray[np.uint8]:
         (np.zeros(SHAPE, np.uint8), True),
         (smooth(), False),
         (noise(SHAPE), False),
-        (labels().astype(np.float32), False),
+        (labels().astype(np.float32), True),
+        (smooth().astype(np.float32) / 2, False),
         (labels().astype(np.int16) - 1, False),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 from scanloom.core import Case, Outputs, ScanError, Series
 from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.index.build import build_index
+from scanloom.io.output import case_folder as case_folder_module
 from scanloom.io.output.audit import AuditTrail, read_trail
 from scanloom.io.output.case_folder import (
     CaseFolder,
@@ -224,6 +225,30 @@ def test_done_stale_and_replaced(tmp_path: Path) -> None:
     assert (folder / "dicom" / "a b.dcm").read_text() == "y"
     assert standing(out, "two") is ResultState.CURRENT
     assert not list((out / ".work").iterdir())
+
+
+@pytest.mark.parametrize(("recipe", "code"), [("one", None), ("two", "STALE")])
+def test_a_result_that_appears_while_files_are_synced_is_not_replaced(
+    recipe: str, code: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands with different options end at the same time: one of them says STALE."""
+    out, sync = tmp_path / "out", case_folder_module._sync_tree
+
+    def meanwhile(path: Path) -> None:
+        monkeypatch.setattr(case_folder_module, "_sync_tree", sync)
+        publish(out, "one", text="first")
+        sync(path)
+
+    monkeypatch.setattr(case_folder_module, "_sync_tree", meanwhile)
+    if code is None:
+        publish(out, recipe, text="second")
+    else:
+        with pytest.raises(ScanError) as caught:
+            publish(out, recipe, text="second")
+        assert caught.value.code == code
+    assert (folder_of(out, CASE) / "dicom" / "a b.dcm").read_text() == "first"
+    assert len((out / "private" / LEDGER_LINES).read_text().splitlines()) == 1
+    assert not list(out.glob(".work/*"))
 
 
 def test_other_content_of_the_source_replaces_a_result_of_the_same_recipe(tmp_path: Path) -> None:
