@@ -341,7 +341,9 @@ class Checks:
         Range of the spacing along each axis, mm.
     extent : Range or None
         Range of the field of view along each patient axis, mm.
-    refuse : tuple of "intensity", "spacing", "extent"
+    tilt : float or None
+        Largest angle between the scan's axes and those of the body, degrees.
+    refuse : tuple of "intensity", "spacing", "extent", "tilt"
         Checks that refuse a scan (IMPLAUSIBLE) instead of flagging it.
     hounsfield : bool or None
         Whether intensities that no CT in Hounsfield units has refuse a scan (IMPLAUSIBLE): see
@@ -352,7 +354,8 @@ class Checks:
     high: Range | None = None
     spacing: Range | None = None
     extent: Range | None = None
-    refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
+    tilt: float | None = None
+    refuse: tuple[Literal["intensity", "spacing", "extent", "tilt"], ...] = ()
     hounsfield: bool | None = None
 
     def needs_hounsfield(self, modality: str) -> bool:

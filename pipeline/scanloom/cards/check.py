@@ -101,7 +101,8 @@ def check_scan(
     Returns
     -------
     tuple of Flag
-        Any of MODALITY_UNKNOWN, HU_IMPLAUSIBLE, SPACING_IMPLAUSIBLE, FOV_IMPLAUSIBLE.
+        Any of MODALITY_UNKNOWN, HU_IMPLAUSIBLE, SPACING_IMPLAUSIBLE, TILT_IMPLAUSIBLE,
+        FOV_IMPLAUSIBLE.
 
     Raises
     ------
@@ -121,6 +122,7 @@ def check_scan(
     for name, flag, problem in (
         ("intensity", Flag.HU_IMPLAUSIBLE, _intensity(volume, checks)),
         ("spacing", Flag.SPACING_IMPLAUSIBLE, _axes(volume.grid.spacing, checks.spacing)),
+        ("tilt", Flag.TILT_IMPLAUSIBLE, _tilt(volume.grid.tilt, checks.tilt)),
     ):
         flags += _judged(name, flag, problem, checks)
     if checks.hounsfield is not False and looks_like_labels(volume.array):
@@ -178,6 +180,13 @@ def _judged(name: str, flag: Flag, problem: str | None, checks: Checks) -> tuple
     if problem is not None and name in checks.refuse:
         raise ScanError(Reason.IMPLAUSIBLE, f"{name}: {problem}")
     return () if problem is None else (flag,)
+
+
+def _tilt(degrees: float, limit: float | None) -> str | None:
+    """Return what is wrong with the angle between the axes of a scan and of the body."""
+    if limit is None or degrees <= limit:
+        return None
+    return f"axes tilted by {degrees:.0f} degrees, not at most {limit:g}"
 
 
 def check_modalities(modalities: Sequence[str | None], card: ModelCard) -> tuple[Flag, ...]:

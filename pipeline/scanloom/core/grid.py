@@ -126,6 +126,13 @@ class Grid:
         return best[0], best[1], best[2]
 
     @property
+    def tilt(self) -> float:
+        """Largest angle in degrees between a voxel axis and the patient axis that it follows."""
+        weight = np.abs(self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0))
+        least = min(weight[axis, n] for n, axis in enumerate(self.axes))
+        return float(np.degrees(np.arccos(min(1.0, least))))
+
+    @property
     def axis_codes(self) -> str:
         """The patient direction in which each index grows, for example "LPS"."""
         signs = [self.affine[axis, n] > 0 for n, axis in enumerate(self.axes)]

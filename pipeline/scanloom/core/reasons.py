@@ -314,6 +314,7 @@ class Flag(Enum):
     HU_IMPLAUSIBLE = "The intensities are unlike those of the scans that the model was trained on"
     SPACING_IMPLAUSIBLE = "The voxel spacing is outside the model's range"
     FOV_IMPLAUSIBLE = "The field of view is outside the model's range"
+    TILT_IMPLAUSIBLE = "The scan's axes are tilted from those of the body beyond the model's limit"
     HEAD_IN_VIEW = "A head is in view, on which the model is known to err"
     ORIENTATION_GIVEN = "The file does not state its orientation; the one given was used"
     FORMS_DISAGREE = "sform and qform of the NIfTI differ; the sform was used"

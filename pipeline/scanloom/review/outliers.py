@@ -288,6 +288,7 @@ _SCAN_WEIGHT: Mapping[Flag, float] = {
     Flag.GAPS_INTERPOLATED: 1.0,
     Flag.HEAD_IN_VIEW: 1.0,
     Flag.FOV_IMPLAUSIBLE: 0.5,
+    Flag.TILT_IMPLAUSIBLE: 0.5,
 }
 """Flags of a scan that call for review regardless of the result, with their weights."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from scanloom.cards.card import ANY_MODALITY, Channel, Checks, ModelCard, Range, ReferenceRange
 from scanloom.cards.check import (
@@ -127,6 +129,21 @@ def test_implausible_scan_is_flagged_or_refused(
         check_scan(scan(), replace(card, checks=replace(checks, refuse=(name,))))
     assert caught.value.code == "IMPLAUSIBLE"
     assert name in caught.value.detail
+
+
+def test_a_tilted_scan_is_flagged_or_refused(card: ModelCard) -> None:
+    affine = np.diag([-1.0, -1.0, 2.0, 1.0])
+    affine[:3, :3] = Rotation.from_euler("xz", [20, 9], degrees=True).as_matrix() @ affine[:3, :3]
+    tilted = replace(scan(), grid=Grid((20, 30, 40), affine))
+
+    def flags(**checks: Any) -> tuple[Flag, ...]:
+        return check_scan(tilted, replace(card, checks=Checks(**checks)))
+
+    assert flags() == flags(tilt=22.0) == ()
+    assert flags(tilt=21.0) == (Flag.TILT_IMPLAUSIBLE,)
+    with pytest.raises(ScanError, match="axes tilted by 22 degrees, not at most 21") as caught:
+        flags(tilt=21.0, refuse=("tilt",))
+    assert caught.value.code == "IMPLAUSIBLE"
 
 
 def test_length_on_the_limit_is_inside_though_stored_with_rounding(card: ModelCard) -> None:

@@ -603,6 +603,9 @@ def _checks(card: ModelCard) -> Iterator[tuple[str, str]]:
         if limits is not None:
             outcome = "refused" if check in checks.refuse else "flagged"
             yield "check", f"{quantity} {limits.low:g} to {limits.high:g}{unit}, or {outcome}"
+    if checks.tilt is not None:
+        outcome = "refused" if "tilt" in checks.refuse else "flagged"
+        yield "check", f"axes tilted by {checks.tilt:g} degrees at most, or {outcome}"
     if any(checks.needs_hounsfield(channel.modality) for channel in card.channels):
         yield "check", "CT must be in Hounsfield units, or refused"
 

@@ -436,7 +436,9 @@ def _checks(metadata: Metadata) -> card.Checks:
         if pair is not None and not pair[0] <= pair[1]:
             raise damaged(f"scanloom.checks.{name} is empty")
         ranges[name] = None if pair is None else card.Range(*pair)
-    return card.Checks(**ranges, refuse=fields.refuse, hounsfield=fields.hounsfield)
+    return card.Checks(
+        **ranges, tilt=fields.tilt, refuse=fields.refuse, hounsfield=fields.hounsfield
+    )
 
 
 def _fast(metadata: Metadata) -> card.FastPreset | None:

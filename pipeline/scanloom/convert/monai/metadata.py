@@ -109,7 +109,8 @@ class CheckFields(_StrictModel):
     high: Pair | None = None
     spacing: Pair | None = None
     extent: Pair | None = None
-    refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
+    tilt: float | None = Field(default=None, gt=0, le=90)
+    refuse: tuple[Literal["intensity", "spacing", "extent", "tilt"], ...] = ()
     hounsfield: bool | None = None
 
 
