@@ -126,7 +126,7 @@ bench: $(VENV)/.installed-test
 bench-smoke: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) -m slow tests/unit/test_benchmark_scripts.py
 
-# As on a machine that has PyTorch and little else: scanloom and what is missing come as wheels.
+# As on a machine that has PyTorch and little else: what is missing comes as wheels.
 .PHONY: gpu-trial
 TRIAL_PYTHON ?= $(BIN)/python
 gpu-trial: $(VENV)/.installed-test

@@ -934,10 +934,11 @@ def mean_over_flips(
         for combination in itertools.combinations(axes, count):
             dims = [axis + 2 for axis in combination]
             flipped = network(windows.flip(dims)).flip(dims)
-            if not channels:
+            if channels:
+                # one by one: an index would have to go to the device, for which the host waits
+                for channel, source in enumerate(channels):
+                    scores[:, channel] += flipped[:, source]
+            else:
                 scores += flipped
-            # one by one: an index would have to go to the device, for which the host waits
-            for channel, source in enumerate(channels):
-                scores[:, channel] += flipped[:, source]
     scores /= 1 << len(axes)
     return scores

@@ -277,9 +277,9 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
             layer, values = regions.pop(label)
             layers[layer] = np.where(np.isin(layers[layer], values), 0, layers[layer])
         if not regions:
-            listed = " and ".join(sorted(set(statuses.values())))
-            detail = f"the reference is {listed}".replace("stale", "replaced since its review")
-            raise ScanError(Reason.NOT_REVIEWED, detail)
+            words = {"stale": "replaced since its review"}
+            listed = " and ".join(sorted({words.get(each, each) for each in statuses.values()}))
+            raise ScanError(Reason.NOT_REVIEWED, f"the reference is {listed}")
     return Labels(tuple(layers), regions, grid)
 
 
