@@ -24,7 +24,7 @@ import numpy as np
 from meter import parse, table, unavailable
 from nibabel.orientations import ornt_transform
 from nibabel.processing import resample_to_output, smooth_image
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 import scanloom
 from scanloom.inference.graph import Predictor
@@ -102,7 +102,7 @@ def drawn(model: Predictor, options: argparse.Namespace) -> None:
         progress=False,
         num_workers=1,
     )
-    rows = []
+    rows, intracranial = [], []
     with tempfile.TemporaryDirectory() as folder:
         for n in range(options.count):
             case = images[n]
@@ -116,6 +116,8 @@ def drawn(model: Predictor, options: argparse.Namespace) -> None:
                     for number, each in enumerate(recipe.structures, 1)
                 ]
             )
+            true = np.count_nonzero(truth) / 1000
+            intracranial.append(sum(volumes(found).values()) / true - 1)
             print(f"image {n + 1}: {np.nanmean(rows[-1]):.3f}", flush=True)
     means = np.nanmean(rows, axis=0)
     lowest = np.nanmin(rows, axis=0)
@@ -124,6 +126,7 @@ def drawn(model: Predictor, options: argparse.Namespace) -> None:
     body = [(label, *pair) for label, pair in zip(labels, rounded, strict=True)]
     print(table(("structure", "mean", "lowest"), body))
     print(f"mean over structures: {means.mean():.3f}, of {options.count} images")
+    print_intracranial(intracranial)
 
 
 def t1(model: Predictor, options: argparse.Namespace) -> None:
@@ -159,6 +162,15 @@ def t1(model: Predictor, options: argparse.Namespace) -> None:
     ]
     print(table(("structure", "mean Dice", "lowest", "ml", "true ml"), rows))
     print(f"mean over structures: {np.mean(agreement):.3f}, of {len(maps)} heads")
+    print_intracranial(np.sum(found, 1) / np.sum(known, 1) - 1)
+
+
+def print_intracranial(errors: ArrayLike) -> None:
+    """Print by how much the volume of all structures together is off, of each image."""
+    share = 100 * np.asarray(errors)
+    print(
+        f"all structures together: {share.mean():+.1f} %, at most {np.abs(share).max():.1f} % off"
+    )
 
 
 def heads(model: Predictor, options: argparse.Namespace) -> None:
