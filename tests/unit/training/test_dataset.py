@@ -82,9 +82,10 @@ class Results:
             log.append(Verdict(case, reviewer, shown, decision, **more))  # type: ignore[arg-type]
 
     def correct(self, case: str) -> np.ndarray:
-        labels = read_label_maps(folder_of(self.out, case))[FILE].copy()
+        folder = folder_of(self.out, case)
+        labels = read_label_maps(folder)[FILE].copy()
         labels[3:9, 4:8, 2:6] = 2
-        correction = Correction({FILE: labels}, "r1", "brush", 0)
+        correction = Correction({FILE: labels}, "r1", "brush", seen(folder))
         publish_revision(self.out, case, correction, self.key)
         return labels
 

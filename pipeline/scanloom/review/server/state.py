@@ -514,10 +514,9 @@ ByReviewer = Mapping[str, Verdict]
 AHEAD = 2
 """Cases after the one that is shown, which its page fetches ahead."""
 ENDS: tuple[Literal["left", "right"], ...] = ("left", "right")
-Publish = Callable[[str, int, Mapping[str, NDArray[Any]], str], Path]
-"""Publishes corrected label maps: name of the case, number of the revision that was corrected (0
-for the case's result), label maps (I, J, K) by file, and the reviewer's code. Returns the folder of
-the revision."""
+Publish = Callable[[str, Seen, Mapping[str, NDArray[Any]], str], Path]
+"""Publishes corrected label maps: name of the case, the result that was corrected, label maps
+(I, J, K) by file, and the reviewer's code. Returns the folder of the revision."""
 
 
 @dataclass(eq=False)
@@ -899,11 +898,11 @@ class ReviewState:
             layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
             if not layers or self.publish is None:
                 raise RefusedError(409, "NOTHING", "Nothing was changed.")
-            revision = case.revision
+            seen = case.seen
             self.open_cases.forget(name)  # its arrays and the draft's: publishing needs the memory
             held.painted = None
             del case, draft
-            folder = self.publish(name, revision, layers, reviewer)
+            folder = self.publish(name, seen, layers, reviewer)
             self.drafts.drop(held)
         self.open_cases.forget(name)
         self.worklist.update(name)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import scanloom.review.verdicts.readers as readers_module
-from scanloom.review.revisions import latest_result, read_label_maps, revision_number
+from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.verdicts.log import read_verdicts
 from scanloom.review.verdicts.tables import agreements
+from scanloom.review.verdicts.verdict import seen_of
 from support.review_cases import change, judged
 
 
@@ -31,7 +32,7 @@ def revise(server: Any, name: str) -> None:
     latest = latest_result(server.out, name)
     [file, labels] = next(iter(read_label_maps(latest).items()))
     changed = np.where(labels == labels.max(), 0, labels).astype(labels.dtype)
-    server.state.publish(name, revision_number(latest), {file: changed}, "r1")
+    server.state.publish(name, seen_of(latest), {file: changed}, "r1")
     server.state.worklist._read_changes()
 
 
