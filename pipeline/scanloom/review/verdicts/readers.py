@@ -89,6 +89,28 @@ class Readers:
             return False
         return any(each not in verdicts for each in {*self.assigned(case, verdicts), reviewer})
 
+    def may_have_seen_others(self, case: str, reviewer: str, lines: Iterable[Verdict]) -> bool:
+        """Return whether a reviewer was shown another's verdict on a case.
+
+        One on a result that was replaced since counts too: after both readers of a result saw each
+        other's verdict, a verdict of theirs on its correction is not independent any more. So does
+        one that was undone since.
+
+        Parameters
+        ----------
+        lines : iterable of Verdict
+            All lines about the case in their order, undone and undoing ones too.
+        """
+        kept = list[Verdict]()
+        for line in lines:
+            kept = [each for each in kept if each.number != line.undoes]
+            kept += [line] if line.undoes is None else []
+            for foreign in kept:
+                about_it = {each.reviewer: each for each in kept if each.seen == foreign.seen}
+                if foreign.reviewer != reviewer and not self.is_blind(case, reviewer, about_it):
+                    return True
+        return False
+
     def visible(
         self, case: str, reviewer: str, verdicts: ByReviewer, seen: Seen
     ) -> dict[str, Verdict]:

@@ -199,15 +199,13 @@ def differ(verdicts: Mapping[str, Verdict]) -> bool:
     return max(decided.count(each) for each in decided) * 2 <= len(decided)
 
 
-def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | None = None) -> str:
+def state_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> str:
     """Return the decisions about a result.
 
     Parameters
     ----------
     verdicts : mapping
         Verdicts about its case, by reviewer.
-    disagreed : bool or None
-        Whether the reviewers differ; None to find out.
 
     Returns
     -------
@@ -218,7 +216,7 @@ def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | N
     current = about(seen, verdicts)
     if not current:
         return "stale" if verdicts else "open"
-    if differ(current) if disagreed is None else disagreed:
+    if differ(current):
         return "disagreed"
     # the last verdict first: of decisions that are equally frequent it counts
     decided = [v.decision or "open" for v in sorted(current.values(), key=lambda v: -v.number)]
