@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.revisions import take_file
+from scanloom.review.revisions import read_label_map
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from scanloom.training.evaluate import Evaluation, evaluate
@@ -61,7 +62,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def evaluated(predictions: Path, references: Path, **more: object) -> Evaluation:
-    return evaluate(open_label_set(predictions), open_label_set(references), **more)  # type: ignore[arg-type]
+    return evaluate(open_label_set(predictions), open_label_set(references), **more)  # type: ignore[arg-type]  # object
 
 
 def test_known_errors_are_in_the_table_and_the_same_in_parquet(tmp_path: Path) -> None:
@@ -487,10 +488,9 @@ def test_an_output_folder_agrees_with_itself(results: Path) -> None:
 
 def test_a_model_is_compared_with_the_corrections_of_its_results(tmp_path: Path) -> None:
     case = publish(tmp_path, scan_array(), affine_of())
-    image = nib.load(case / "segmentation.nii.gz")
-    corrected = np.asarray(image.dataobj).copy()  # type: ignore[attr-defined]
+    corrected = read_label_map(case / "segmentation.nii.gz").copy()
     corrected[corrected == 2] = 0
-    file = save(tmp_path / "corrected.nii.gz", corrected, image.affine)  # type: ignore[attr-defined]
+    file = save(tmp_path / "corrected.nii.gz", corrected, affine_of())
     revision = take_file(tmp_path / "out", file, case.name, "anna", key=tmp_path / "key")
     assert revision is not None
     assert run(tmp_path, "out", "out", "--key", tmp_path / "key").code == 0
@@ -529,10 +529,9 @@ def test_a_new_model_is_compared_with_the_corrections_of_the_results_that_it_rep
     """With the new results as references, the new model would agree with itself."""
     arrays = {name: scan_array(n) for n, name in enumerate(("corrected", "accepted", "open"))}
     cases = {name: publish(tmp_path, each, affine_of(), name) for name, each in arrays.items()}
-    image = nib.load(cases["corrected"] / "segmentation.nii.gz")
-    labels = np.asarray(image.dataobj).copy()  # type: ignore[attr-defined]
+    labels = read_label_map(cases["corrected"] / "segmentation.nii.gz").copy()
     labels[labels == 2] = 0
-    file = save(tmp_path / "correction.nii.gz", labels, image.affine)  # type: ignore[attr-defined]
+    file = save(tmp_path / "correction.nii.gz", labels, affine_of())
     case, out, key = cases["corrected"].name, tmp_path / "out", ("--key", tmp_path / "key")
     assert take_file(out, file, case, "anna", key=tmp_path / "key") is not None
     # another model, which numbers the same structures from 5

@@ -13,7 +13,7 @@ from scanloom.io.output.file_names import CASE, CHECKSUMS, SEGMENTS
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.review.revisions import latest_result
+from scanloom.review.revisions import latest_result, replaced_correction
 
 Decision = Literal["accept", "edit", "reject"]
 """The result can be used; it can be used once it is corrected; it can't be used."""
@@ -189,6 +189,27 @@ def current_results(out: Path, names: Iterable[str]) -> dict[str, Seen]:
             if is_case_name(name):
                 results[name] = seen_of(latest_result(out, name))
     return results
+
+
+def reference_result(out: Path, name: str, verdicts: Mapping[str, Verdict]) -> Path:
+    """Return the folder of the result of a case, or of the revision, whose labels are people's.
+
+    It is the latest one. If a run replaced what a person had corrected, it is that correction,
+    until somebody judges the new result.
+
+    Raises
+    ------
+    OSError
+        If a file can't be read for the moment.
+    """
+    latest = latest_result(out, name)
+    before = replaced_correction(out, name)
+    if before is None:
+        return latest
+    with suppress(OSError, ValueError, LookupError, TypeError):  # damaged: told when it is read
+        if about(seen_of(latest), verdicts):
+            return latest
+    return before
 
 
 def differ(verdicts: Mapping[str, Verdict]) -> bool:
