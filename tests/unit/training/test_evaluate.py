@@ -264,6 +264,8 @@ def test_training_cases_of_the_references_lack_none(
     document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
     assert document["for_training"] == {"first": 0, "second": 2}
     assert document["left_out"] == []
+    page = (tmp_path / "evaluation/evaluation.html").read_text()
+    assert "Not compared: 2 cases of --against for training in the references." in page
     save(tmp_path / "old/foreign.nii.gz", two_boxes())
     assert run(tmp_path, "old", references).code == 1
     reasons = {row["case"]: row["reason"] for row in table(tmp_path) if row["reason"]}
