@@ -420,19 +420,19 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
             # a code whose name was lost still stands in verdicts
             taken = {*known, *(verdict.reviewer for verdict in read_verdicts(out))}
             numbers = [int(code[1:]) for code in taken if _CODE.fullmatch(code)]
-            by_name = {_folded(name): code for code, name in known.items()}
+            by_name = {folded(name): code for code, name in known.items()}
             added = dict[str, str]()
             for name in names:
-                if _folded(name) not in by_name:
+                if folded(name) not in by_name:
                     numbers.append(max(numbers, default=0) + 1)
-                    by_name[_folded(name)] = code = f"r{numbers[-1]}"
+                    by_name[folded(name)] = code = f"r{numbers[-1]}"
                     added[code] = name
             known |= added
             if added:
                 write_private(out / PRIVATE / REVIEWERS, lambda path: write_json(path, known))
     except OSError as exc:
         raise output_error(exc, "reviewers") from exc
-    codes = dict.fromkeys(by_name[_folded(name)] for name in names)
+    codes = dict.fromkeys(by_name[folded(name)] for name in names)
     return {known[code]: code for code in codes}
 
 
@@ -448,7 +448,7 @@ def reviewer_names(out: Path) -> dict[str, str]:
     return plain
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     """Return a name without case, in composed characters."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 

@@ -17,7 +17,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
-from scanloom.review.verdicts.log import REVIEW, VerdictLog, reviewer_names
+from scanloom.review.verdicts.log import REVIEW, VerdictLog, folded, reviewer_names
 from scanloom.review.verdicts.verdict import Seen, Verdict, about
 
 REPEAT_AFTER = 10
@@ -268,7 +268,9 @@ def remove_reviewer(out: Path, reviewer: str) -> str:
     """
     with closing(VerdictLog(out)):
         kept, names = kept_readers(out), reviewer_names(out)
-        codes = [c for c in kept.reviewers if reviewer in (c, names.get(c))]
+        of_name = {code for code, name in names.items() if folded(name) == folded(reviewer)}
+        codes = [each for each in kept.reviewers if each == reviewer]
+        codes += [each for each in kept.reviewers if each in of_name]
         if not codes:
             listed = ", ".join(kept.reviewers) or "nobody"
             raise ScanError(Reason.ID_UNKNOWN, f"there is no such reviewer: the list has {listed}")

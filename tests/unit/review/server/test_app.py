@@ -1030,6 +1030,18 @@ def test_torch_is_not_loaded() -> None:
     assert answer.stdout.strip() == "False"
 
 
+def test_a_case_that_was_fetched_ahead_is_viewed_once_it_is_shown(server: Any) -> None:
+    """Its page asks for the draft then, and for nothing else that it has already."""
+    name, client = server.cases[0], server.client("r2")
+    client.get(f"/api/case/{name}?ahead=1")
+    assert "viewed" not in [each["event"] for each in read_trail(server.out, KEY)]
+
+    client.get(f"/api/case/{name}/draft")
+
+    [*_, line] = read_trail(server.out, KEY)
+    assert (line["event"], line["case"], line["reviewer"]) == ("viewed", name, "r2")
+
+
 def test_the_audit_trail_tells_who_saw_and_judged(server: Any) -> None:
     name, client = server.cases[0], server.client("r2")
     about(client, name)
