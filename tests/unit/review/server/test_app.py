@@ -503,6 +503,20 @@ def test_two_reviewers_who_correct_one_case_both_keep_their_strokes(server: Any)
     assert change(ben, name, "draft/save").json() == {"revision": 2}
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_strokes_are_not_painted_as_another_structure(server: Any, first: int) -> None:
+    """A run may put the result of another model in its place, whose numbers mean others."""
+    array, affine = scan_array(1), affine_of("LAS", 20.0)
+    name = publish(server.out.parent, array, affine, "one", recipe="q" * 64).name
+    client = server.client()
+    assert paint(client, name, label=2).json()["changed"]
+
+    publish(server.out.parent, array, affine, "one", first=first, recipe="s" * 64)
+
+    draft = client.get(f"/api/case/{name}/draft").json()
+    assert (draft["carried"], draft["dropped"]) == ((1, 0) if first == 1 else (0, 1))
+
+
 def test_a_stroke_on_a_correction_that_another_window_changed_is_refused(server: Any) -> None:
     client, name = server.client(), server.cases[0]
     before = version_of(client, name)
