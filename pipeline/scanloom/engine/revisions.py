@@ -254,10 +254,14 @@ def take_file(
     document = read_json(folder / CASE)
     grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
     latest = latest_result(out, name)
-    entries = read_json(latest / SEGMENTS)["files"]
+    try:  # before its labels are read: what a run puts in its place meanwhile is not what was seen
+        seen, entries = seen_of(latest), read_json(latest / SEGMENTS)["files"]
+    except (ValueError, LookupError, TypeError) as exc:
+        detail = f"a document of {latest.parent.name}/{latest.name} is damaged"
+        raise ScanError(Reason.RESULT_DAMAGED, detail) from exc
     model = _one_model(entries, model)
     entries = [entry for entry in entries if entry["model"] == model]
-    seen, before = seen_of(latest), read_label_maps(latest)
+    before = read_label_maps(latest)
     label_file = read_label_file(file, grid)
     source = latest_by_id(find_sources(out, [document["case"]])).get(document["case"])
     uid = source.series_uid if source else ""

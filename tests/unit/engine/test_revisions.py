@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scanloom.core import Grid, Layer, Reason, ScanError, Segmentation, Structure
-from scanloom.engine.revisions import Correction, _by_name, publish_revision
+from scanloom.engine.revisions import Correction, _by_name, publish_revision, take_file
 from scanloom.io.extras.segnrrd import write_seg_nrrd
 from scanloom.review.label_files import read_label_file
 from scanloom.review.revisions import latest_result, read_label_maps
@@ -53,6 +53,20 @@ def test_labels_of_a_result_that_a_run_replaced_are_no_correction_of_the_new_one
 
     assert caught.value.reason is Reason.CORRECTED
     assert latest_result(tmp_path / "out", case.name) == case
+
+
+@pytest.mark.parametrize("document", ["segments.json", "case.json"])
+def test_no_correction_of_a_damaged_revision_is_taken(tmp_path: Path, document: str) -> None:
+    case = review_cases.publish(tmp_path, review_cases.scan_array(), review_cases.affine_of())
+    [(file, labels)] = read_label_maps(case).items()
+    correction = Correction({file: labels * 0}, "r1", "brush", seen_of(case))
+    revision = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
+    (revision / document).write_text("{")
+
+    with pytest.raises(ScanError) as caught:
+        take_file(tmp_path / "out", case / file, case.name, "r1", key=tmp_path / "key")
+
+    assert caught.value.reason is Reason.RESULT_DAMAGED
 
 
 def test_a_revision_names_no_files_that_only_the_result_has(tmp_path: Path) -> None:
