@@ -91,6 +91,9 @@ class CaseLabels:
         why they can't be read.
     image : callable
         Returns the scan, None if it can't be read.
+    folder : str
+        Name of the folder around the scan, by which another set may call the case; empty if
+        unknown.
     """
 
     name: str
@@ -100,6 +103,7 @@ class CaseLabels:
     has_grid: bool
     read: Callable[[Grid | None], Labels]
     image: Callable[[], Volume | None]
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -204,11 +208,13 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
             else folder
         )
         record = records.get(folder.name)
-        names, patient = [folder.name], ""
+        names, patient, around = [folder.name], "", ""
         if record is not None:
             source = Path(record.path)
-            # nnU-Net numbers the channels of images; files of one name have folders of their own
-            names += [record.id, case_name(source.name).removesuffix("_0000"), source.parent.name]
+            around = source.parent.name  # files of one name have folders of their own
+            # nnU-Net numbers the channels of images
+            file = case_name(source.name).removesuffix("_0000")
+            names += [record.id, f"{around}/{file}", file]
             patient = named_patient(record)
         judged = verdicts.get(folder.name, {}) if is_reviewed else None
         cases.append(
@@ -220,6 +226,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
                 has_grid=True,
                 read=partial(_read_result, result, judged),
                 image=partial(_source_image, out, folder.name, key),
+                folder=around,
             )
         )
     return LabelSet(tuple(cases), pseudonymous=True)

@@ -450,6 +450,25 @@ def test_cases_of_an_output_folder_are_found_by_the_names_of_their_scans(results
     assert "schulze.nii.gz" in ended.err
 
 
+def test_scans_of_one_folder_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """A result of a scan that the references lack bars no other one."""
+    arrays = [scan_array(n) for n in range(3)]
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+    for n, array in enumerate(arrays):
+        publish(tmp_path / "new", array, affine_of(), f"scan{n}")
+        if n < 2:
+            publish(tmp_path / "old", array, affine_of(), f"scan{n}")
+    key = ("--key", tmp_path / "new/key")
+
+    assert run(tmp_path, "new/out", "old/out", *key).code == 1
+
+    shared = {case.name for case in (tmp_path / "old/out/cases").iterdir()}
+    rows = table(tmp_path)
+    assert {row["case"] for row in rows if not row["reason"]} == shared
+    assert [row["reason"] for row in rows if row["reason"]] == ["NO_REFERENCE"]
+
+
 def test_files_and_json_do_not_name_the_files_of_pseudonymous_cases(results: Path) -> None:
     # the third case is in a folder of label maps only
     against = results / "references"
