@@ -159,7 +159,8 @@ def test_each_file_of_a_reviewed_folder_holds_what_the_list_says(
         codes = reviewer_codes(out, [CANARY])
         share_cases(out, list(codes.values()))
         log.append(Verdict(name, "r1", seen_of(out / "cases" / name), "edit"), CANARY)
-        publish_revision(out, name, Correction(labels, "r1", "brush", 0), key)
+        seen = seen_of(out / "cases" / name)
+        publish_revision(out, name, Correction(labels, "r1", "brush", seen), key)
     for command in (["report", "--private"], ["index", site.scan("plain")]):
         assert site.run(*command, "--out", out).code == 0
     joined = site.run("join", out / "review/review.csv", "-o", out, "--to", out / "private/j.csv")

@@ -33,9 +33,9 @@ from scanloom.review.revisions import (
     latest_result,
     read_label_maps,
     revision_folders,
-    revision_number,
 )
 from scanloom.review.server.cases import open_case
+from scanloom.review.verdicts.verdict import seen_of
 from support.canaries import birds, contents, plain
 from support.faults import on_small_disk
 from support.layouts import both_layouts, case_folders, fan_by_hand
@@ -95,7 +95,7 @@ class OutputCopy:
         latest = latest_result(self.out, self.case.name)
         labels = read_label_maps(latest)[FILE].copy()
         labels[box] = 2
-        correction = Correction({FILE: labels}, "r1", "brush", revision_number(latest))
+        correction = Correction({FILE: labels}, "r1", "brush", seen_of(latest))
         return publish_revision(self.out, self.case.name, correction, self.key)
 
     def take(self, file: Path) -> Path | None:
@@ -216,7 +216,7 @@ def test_a_dicom_seg_of_dcmqi_is_taken(
 @both_layouts
 def test_one_of_several_corrections_of_one_result_is_published(output: OutputCopy) -> None:
     """The others would undo it: they are refused, and nothing is replaced."""
-    before = read_label_maps(output.case)[FILE]
+    before, seen = read_label_maps(output.case)[FILE], seen_of(output.case)
     start, published, refused = threading.Barrier(4), [], []
 
     def publish(n: int) -> None:
@@ -224,7 +224,7 @@ def test_one_of_several_corrections_of_one_result_is_published(output: OutputCop
         labels[n] = 3
         start.wait()
         try:
-            correction = Correction({FILE: labels}, "r1", "brush", 0)
+            correction = Correction({FILE: labels}, "r1", "brush", seen)
             folder = publish_revision(output.out, output.case.name, correction, output.key)
             published.append((folder, labels))
         except ScanError as error:
@@ -259,12 +259,13 @@ import sys
 from pathlib import Path
 from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.revisions import *
+from scanloom.review.verdicts.verdict import seen_of
 out, name, key = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 while True:
     latest = latest_result(out, name)
     labels = read_label_maps(latest)["segmentation.nii.gz"].copy()
     labels[revision_number(latest) % len(labels)] = 1 + revision_number(latest) % 3
-    correction = Correction({"segmentation.nii.gz": labels}, "r1", "brush", revision_number(latest))
+    correction = Correction({"segmentation.nii.gz": labels}, "r1", "brush", seen_of(latest))
     print(publish_revision(out, name, correction, key).name, flush=True)
 """
 

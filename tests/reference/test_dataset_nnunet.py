@@ -17,6 +17,7 @@ import pytest
 
 from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.revisions import read_label_maps
+from scanloom.review.verdicts.verdict import seen_of
 from scanloom.training.dataset import DatasetOptions, Form, write_dataset
 from support.commands import scanloom
 from support.review_cases import affine_of, publish, scan_array
@@ -44,10 +45,11 @@ class Loop:
             publish(folder, scan_array(n, SHAPE), affine_of("LPS", 12.0 * (n % 2)), f"scan{n}")
         self.out, self.key = folder / "out", folder / "key"
         self.cases = sorted(path.name for path in (self.out / "cases").iterdir())
-        [(file, labels)] = read_label_maps(self.out / "cases" / self.cases[0]).items()
+        case = self.out / "cases" / self.cases[0]
+        [(file, labels)] = read_label_maps(case).items()
         labels = labels.copy()
         labels[2:7, 3:9, 4:8] = 3
-        correction = Correction({file: labels}, "r1", "brush", 0)
+        correction = Correction({file: labels}, "r1", "brush", seen_of(case))
         publish_revision(self.out, self.cases[0], correction, self.key)
         self.corrected = labels
         self.raw, self.prepared = folder / "raw" / NAME, folder / "preprocessed" / NAME

@@ -273,7 +273,7 @@ class Reason(Enum):
     GRID_DIFFERS = "Save the labels on the grid of the scan, without resampling"
     LABELS_UNKNOWN = "Use the structures of the case: `segments.json` lists them"
     SERIES_DIFFERS = "Put the scan that was segmented back in its place, or segment this one"
-    CORRECTED = "Look at the latest correction, and correct that"
+    CORRECTED = "Look at the result that there is now, and correct that"
     NOT_REVIEWED = "Accept or correct cases first: `scanloom review OUT`"
     LABELS_OVERLAP = "Name structures with `dataset --structures`: the later covers the earlier"
     TOO_FEW_PATIENTS = "Accept results of more patients, or change the folds or the share"

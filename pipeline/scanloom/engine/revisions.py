@@ -55,9 +55,9 @@ from scanloom.review.revisions import (
     latest_result,
     read_label_maps,
     revision_folders,
-    revision_number,
 )
 from scanloom.review.sources import read_source
+from scanloom.review.verdicts.verdict import Seen, seen_of
 
 Origin = Literal["brush", "file"]
 STALE_AFTER_S = 86_400.0
@@ -76,14 +76,14 @@ class Correction:
         Code of the reviewer.
     origin : "brush" or "file"
         How it was made.
-    corrected : int
-        Number of the revision that was corrected; 0 for the result of the case.
+    seen : Seen
+        The result, of the case or a revision, that was corrected.
     """
 
     labels: Mapping[str, NDArray[Any]]
     reviewer: str
     origin: Origin
-    corrected: int
+    seen: Seen
 
 
 def publish_revision(out: Path, name: str, correction: Correction, key: Path | None = None) -> Path:
@@ -107,7 +107,7 @@ def publish_revision(out: Path, name: str, correction: Correction, key: Path | N
     Raises
     ------
     ScanError
-        CORRECTED if another correction was published since; what `read_source` raises if
+        CORRECTED if the result was corrected or replaced since; what `read_source` raises if
         the scan can't be read or was changed; RESULT_DAMAGED; WRITE_MISMATCH; DISK_FULL or
         OUTPUT_UNWRITABLE. Then nothing is published.
     """
@@ -133,12 +133,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> Path:
-    before = latest_result(out, name)
-    # Within the lock: of two corrections of one result, the second would undo the first
-    if revision_number(before) != correction.corrected:
-        raise ScanError(Reason.CORRECTED, "the case was corrected by another since")
-    labels = read_label_maps(before)
     document = read_json(case_folder(out, name) / CASE)
+    before = latest_result(out, name)
+    labels = read_label_maps(before)
+    # Within the lock: of two corrections of one result, the second would undo the first. After all
+    # was read: what a run replaced meanwhile must not be taken for the result that was corrected
+    if seen_of(before) != correction.seen:
+        raise ScanError(Reason.CORRECTED, "the result was corrected or replaced by another since")
     scan = read_source(out, name, key)
     number = 1 + max((int(folder.name) for folder in revision_folders(out, name)), default=0)
     revision = {
@@ -253,7 +254,11 @@ def take_file(
     document = read_json(folder / CASE)
     grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
     latest = latest_result(out, name)
-    entries = read_json(latest / SEGMENTS)["files"]
+    try:  # before its labels are read: what a run puts in its place meanwhile is not what was seen
+        seen, entries = seen_of(latest), read_json(latest / SEGMENTS)["files"]
+    except (ValueError, LookupError, TypeError) as exc:
+        detail = f"a document of {latest.parent.name}/{latest.name} is damaged"
+        raise ScanError(Reason.RESULT_DAMAGED, detail) from exc
     model = _one_model(entries, model)
     entries = [entry for entry in entries if entry["model"] == model]
     before = read_label_maps(latest)
@@ -271,7 +276,7 @@ def take_file(
     changed = {name: array for name, array in after.items() if (array != before[name]).any()}
     if not changed:
         return None
-    correction = Correction(changed, reviewer, "file", revision_number(latest))
+    correction = Correction(changed, reviewer, "file", seen)
     return publish_revision(out, name, correction, key)
 
 

@@ -50,7 +50,14 @@ from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 from scanloom.review.revisions import latest_result, revision_number
 from scanloom.review.sources import read_channels
 from scanloom.review.verdicts.log import VerdictStack, read_verdicts
-from scanloom.review.verdicts.verdict import Seen, Verdict, about, seen_of, state_of
+from scanloom.review.verdicts.verdict import (
+    Seen,
+    Verdict,
+    about,
+    reference_result,
+    seen_of,
+    state_of,
+)
 
 Form = Literal["msd", "nnunet", "monai"]
 """As the Medical Segmentation Decathlon; a folder of nnUNet_raw; a datalist of MONAI."""
@@ -186,13 +193,14 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class _Result:
-    """The latest result of a case; `document` is `case.json` of the case, `seen` of the result."""
+    """A result of a case; `document` is `case.json` of the case, `seen` and `grid` its own."""
 
     folder: Path
     case_folder: Path
     document: Mapping[str, Any]
     entries: Sequence[Mapping[str, Any]]
     seen: Seen
+    grid: Grid
     channels: int
     has_image: bool
     status: Status = "unreviewed"
@@ -200,11 +208,6 @@ class _Result:
     @property
     def case(self) -> str:
         return str(self.document["case"])
-
-    @property
-    def grid(self) -> Grid:
-        grid = self.document["grid"]
-        return Grid(tuple(grid["shape"]), grid["affine_ras_mm"])
 
     def structures(self, labels: Container[str] = ()) -> Iterator[_Structure]:
         """Yield the structures with one of some labels; all by default."""
@@ -324,53 +327,43 @@ def _choose(
     out: Path, options: DatasetOptions, left_out: LeftOut, unselected: Counter[Status]
 ) -> list[_Result]:
     """Return the results that have a requested status and structure; count the others."""
-    results = _read_results(out, options.model, left_out)
+    results = _read_results(out, options, left_out)
     _check_labels(results, options.structures)
-    current = VerdictStack(read_verdicts(out)).current()
     chosen = list[_Result]()
     for each in results:
-        structures = [*each.structures(options.structures)]
-        if not structures:
+        if not [*each.structures(options.structures)]:
             continue
-        verdicts = current.get(each.case_folder.name, {})
-        subjects = [f"{s.model}/{s.label}" for s in structures]
-        status = review_status(each.folder, each.seen, verdicts, subjects)
         # A correction that was accepted is both
-        corrected = status == "accepted" and revision_number(each.folder) > 0
-        if status in options.verdicts or (corrected and "corrected" in options.verdicts):
-            chosen.append(replace(each, status=status))
+        corrected = each.status == "accepted" and revision_number(each.folder) > 0
+        if each.status in options.verdicts or (corrected and "corrected" in options.verdicts):
+            chosen.append(each)
         else:
-            unselected[status] += 1
+            unselected[each.status] += 1
     return chosen
 
 
-def _read_results(out: Path, model: str | None, left_out: LeftOut) -> list[_Result]:
-    """Return the latest result of each case that has label maps of a model; damaged ones not."""
+def _read_results(out: Path, options: DatasetOptions, left_out: LeftOut) -> list[_Result]:
+    """Return the result of each case that has label maps of a model; damaged ones not.
+
+    It is the latest one, or a correction of a result that it replaced.
+    """
     ids = {case: case for case in known_ids(out)}
     ids |= {folder: case for case, folder in case_folders(out).items()}
     results, models, owners = list[_Result](), set[str](), Owners(out)
+    current = VerdictStack(read_verdicts(out)).current()
     for folder in published_cases(out):
+        verdicts = current.get(folder.name, {})
         try:
             latest = latest_result(out, folder.name)
-            for each in {folder, latest}:
+            labelled = reference_result(out, folder.name, verdicts)
+            for each in {folder, latest, labelled}:
                 check_files(each)
             if owners.other_case(folder):
                 raise ValueError("the folder holds the result of another case")
-            timing = read_json(folder / TIMING)
-            entries = read_json(latest / SEGMENTS)["files"]
-            # `segments.json` may have been changed: no other file may leave the output folder
-            if any(identity_of((latest / e["file"]).relative_to(out)) != "shapes" for e in entries):
-                raise ValueError("a file that is no label map is named as one")
-            result = _Result(
-                latest,
-                folder,
-                read_json(folder / CASE),
-                [entry for entry in entries if model in (None, entry["model"])],
-                seen_of(latest),
-                max(len(str(timing.get(SOURCE_STAMP, "")).split()), 1),
-                IMAGE in timing[FILE_STAMPS],
-            )
-            _ = result.grid, result.case
+            read = [_read_result(out, folder, each) for each in dict.fromkeys((labelled, latest))]
+            judged = [_judged(each, verdicts, options) for each in read]
+            is_kept = _stands_in(judged[0], judged[-1], options.structures)
+            result = judged[0 if is_kept else -1]
         except (*_DAMAGE, ScanError) as exc:
             if is_passing(exc):
                 raise
@@ -378,12 +371,53 @@ def _read_results(out: Path, model: str | None, left_out: LeftOut) -> list[_Resu
             case = ids.get(folder.name, "a case that the crosswalk lacks")
             left_out[case] = Reason.RESULT_DAMAGED, "a file of the result is damaged"
         else:
-            models |= {entry["model"] for entry in entries}
+            models |= {entry["model"] for each in read for entry in each.entries}
             results += [result] if result.entries else []
-    if model is not None and models and model not in models:
+    if options.model is not None and models and options.model not in models:
         detail = f"there are results of {', '.join(sorted(models))} only"
         raise ScanError(Reason.LABELS_UNKNOWN, detail)
     return results
+
+
+def _read_result(out: Path, case_folder: Path, folder: Path) -> _Result:
+    """Return the result in the folder of a case or revision."""
+    timing = read_json(case_folder / TIMING)
+    entries = read_json(folder / SEGMENTS)["files"]
+    # `segments.json` may have been changed: no other file may leave the output folder
+    if any(identity_of((folder / e["file"]).relative_to(out)) != "shapes" for e in entries):
+        raise ValueError("a file that is no label map is named as one")
+    grid = read_json(folder / CASE)["grid"]
+    result = _Result(
+        folder,
+        case_folder,
+        read_json(case_folder / CASE),
+        entries,
+        seen_of(folder),
+        Grid(tuple(grid["shape"]), grid["affine_ras_mm"]),
+        max(len(str(timing.get(SOURCE_STAMP, "")).split()), 1),
+        IMAGE in timing[FILE_STAMPS],
+    )
+    _ = result.case
+    return result
+
+
+def _judged(result: _Result, verdicts: Mapping[str, Verdict], options: DatasetOptions) -> _Result:
+    """Return the label maps of the requested model, and the status of the requested structures."""
+    entries = [each for each in result.entries if options.model in (None, each["model"])]
+    result = replace(result, entries=entries)
+    subjects = [f"{s.model}/{s.label}" for s in result.structures(options.structures)]
+    return replace(result, status=review_status(result.folder, result.seen, verdicts, subjects))
+
+
+def _stands_in(first: _Result, latest: _Result, requested: Sequence[str]) -> bool:
+    """Return whether a correction of an earlier result counts, until the latest one is judged.
+
+    It must have the voxels of the latest one and the structures that are taken of other results.
+    """
+    labels, others = ({each.label for each in r.structures()} for r in (first, latest))
+    is_whole = labels >= {*requested} if requested else not others or labels == others
+    is_kept = first.status in ("accepted", "corrected")
+    return is_kept and is_whole and first.grid.matches(latest.grid, tolerance=1e-2)
 
 
 def review_status(

@@ -362,23 +362,25 @@ def _match(
         return [(predictions.cases[0], references.cases[0])], [], 0
     by_name: dict[str, list[CaseLabels]] = defaultdict(list)
     for reference in references.cases:
-        for name in dict.fromkeys(reference.names):
+        for name in {*reference.names, reference.folder} - {""}:
             by_name[name].append(reference)
-    candidates = {
-        id(prediction): next((by_name[n] for n in prediction.names if n in by_name), [])
-        for prediction in predictions.cases
-    }
-    claims: dict[int, int] = defaultdict(int)
-    for each in candidates.values():
-        for reference in each:
-            claims[id(reference)] += 1
+    candidates = {id(each): _candidates(each, by_name) for each in predictions.cases}
+    claims: dict[int, list[int]] = defaultdict(list)
+    for rank, own in candidates.values():
+        for reference in own:
+            claims[id(reference)].append(rank)
     pairs, left_out, for_training = [], [], 0
     for prediction in predictions.cases:
-        own = candidates[id(prediction)]
-        if len(own) == 1 and claims[id(own[0])] == 1:
-            pairs.append((prediction, own[0]))
-            continue
-        if not own and not references.training.isdisjoint(prediction.names):
+        rank, own = candidates[id(prediction)]
+        if len(own) == 1:
+            ranks = claims[id(own[0])]
+            if min(ranks) < rank:  # another case has a surer name of it
+                own = []
+            elif ranks.count(rank) == 1:
+                pairs.append((prediction, own[0]))
+                continue
+        names = {*prediction.names, prediction.folder}
+        if not own and not references.training.isdisjoint(names):
             for_training += 1
             continue
         reason, detail = Reason.NO_REFERENCE, "no reference has the name of this case"
@@ -392,6 +394,24 @@ def _match(
             case, path = public[id(reference)], str(reference.path)
             left_out.append(LeftOut(case, side, Reason.NO_PREDICTION, detail, path))
     return pairs, left_out, for_training
+
+
+def _candidates(
+    prediction: CaseLabels, by_name: Mapping[str, list[CaseLabels]]
+) -> tuple[int, list[CaseLabels]]:
+    """Return the references that a case may belong to, and how sure that is: 0 is the surest.
+
+    A name of files that several references have says nothing, unless it is the own name of one
+    side; nor does the folder of a scan, which others may lie in.
+    """
+    names = (*prediction.names, prediction.folder)
+    for rank, name in enumerate(names):
+        found = by_name.get(name, [])
+        is_own = any(each.name == name for each in (prediction, *found))
+        is_of_both = name in prediction.names and all(name in each.names for each in found)
+        if found and (is_own or (is_of_both and len(found) == 1)):
+            return rank, found
+    return len(names), []
 
 
 def _shown_names(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.codes import color
-from scanloom.core import Flag, Grid, ScanError, Volume
+from scanloom.core import Flag, Grid, ScanError, Volume, counted
 from scanloom.review.label_files import on_grid
 from scanloom.review.preview import slicing
 from scanloom.review.preview.content import acquired_axis
@@ -110,6 +110,7 @@ def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
         sides=SIDE_TITLES,
         titles=TITLES,
         number=_number,
+        counted=counted,
         cases={
             side: len({row.case for row in evaluation.rows if row.side == side})
             for side in evaluation.sides

@@ -25,7 +25,7 @@ from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.label_files import on_grid, read_label_file
-from scanloom.review.verdicts.verdict import Verdict, about, seen_of
+from scanloom.review.verdicts.verdict import Verdict, reference_result, seen_of
 from scanloom.training.dataset import RECORD, named_patient, review_status
 
 Values = tuple[int, ...]
@@ -91,6 +91,9 @@ class CaseLabels:
         why they can't be read.
     image : callable
         Returns the scan, None if it can't be read.
+    folder : str
+        Name of the folder around the scan, by which another set may call the case; empty if
+        unknown.
     """
 
     name: str
@@ -100,6 +103,7 @@ class CaseLabels:
     has_grid: bool
     read: Callable[[Grid | None], Labels]
     image: Callable[[], Volume | None]
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,14 +203,18 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
     cases = []
     for folder in folders:
         result = (
-            _reference(out, folder.name, verdicts.get(folder.name, {})) if corrected else folder
+            reference_result(out, folder.name, verdicts.get(folder.name, {}))
+            if corrected
+            else folder
         )
         record = records.get(folder.name)
-        names, patient = [folder.name], ""
+        names, patient, around = [folder.name], "", ""
         if record is not None:
             source = Path(record.path)
-            # nnU-Net numbers the channels of images; files of one name have folders of their own
-            names += [record.id, case_name(source.name).removesuffix("_0000"), source.parent.name]
+            around = source.parent.name  # files of one name have folders of their own
+            # nnU-Net numbers the channels of images
+            file = case_name(source.name).removesuffix("_0000")
+            names += [record.id, f"{around}/{file}", file]
             patient = named_patient(record)
         judged = verdicts.get(folder.name, {}) if is_reviewed else None
         cases.append(
@@ -218,27 +226,10 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
                 has_grid=True,
                 read=partial(_read_result, result, judged),
                 image=partial(_source_image, out, folder.name, key),
+                folder=around,
             )
         )
     return LabelSet(tuple(cases), pseudonymous=True)
-
-
-def _reference(out: Path, name: str, verdicts: Mapping[str, Verdict]) -> Path:
-    """Return the folder of the result of a case, or of the revision, that is its reference.
-
-    It is the latest one. If a run replaced what a person had corrected, it is that correction,
-    until somebody judges the new result.
-    """
-    from scanloom.review.revisions import latest_result, replaced_correction
-
-    latest = latest_result(out, name)
-    before = replaced_correction(out, name)
-    if before is None:
-        return latest
-    with suppress(OSError, ValueError, LookupError, TypeError):  # damaged: told when it is read
-        if about(seen_of(latest), verdicts):
-            return latest
-    return before
 
 
 def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Grid | None) -> Labels:

@@ -82,9 +82,10 @@ class Results:
             log.append(Verdict(case, reviewer, shown, decision, **more))  # type: ignore[arg-type]
 
     def correct(self, case: str) -> np.ndarray:
-        labels = read_label_maps(folder_of(self.out, case))[FILE].copy()
+        folder = folder_of(self.out, case)
+        labels = read_label_maps(folder)[FILE].copy()
         labels[3:9, 4:8, 2:6] = 2
-        correction = Correction({FILE: labels}, "r1", "brush", 0)
+        correction = Correction({FILE: labels}, "r1", "brush", seen(folder))
         publish_revision(self.out, case, correction, self.key)
         return labels
 
@@ -191,6 +192,38 @@ def test_a_verdict_about_a_result_that_was_corrected_since_does_not_count(
     assert taken(results.write(DatasetOptions())) == {case: "corrected"}
     ended = scanloom("dataset", results.out, "-o", results.target / "again", "--key", results.key)
     assert "1 case, 1 of them judged by nobody since" in ended.out
+
+
+def test_a_correction_of_a_replaced_result_counts_until_the_new_one_is_judged(
+    tmp_path: Path,
+) -> None:
+    """The labels are a person's, and the scan is the same."""
+    cases = [publish(tmp_path, scan_array(n), affine_of(), str(n)).name for n in range(4)]
+    results = Results(tmp_path, tmp_path / "copy")
+    corrected, accepted, rejected, smaller = cases
+    labels = {case: results.correct(case) for case in cases}
+    results.decide(accepted, "accept")
+    results.decide(rejected, "reject")
+    for n, case in enumerate(cases):  # another model, with other numbers, and with more structures
+        layers, new = 2 if case == smaller else 1, "s" * 64
+        array, affine = scan_array(n), affine_of()
+        publish(results.target, array, affine, str(n), first=5, layers=layers, recipe=new)
+
+    dataset = results.write(DatasetOptions())
+
+    assert taken(dataset) == {corrected: "corrected", accepted: "accepted"}
+    assert [case.revision for case in dataset.cases] == [1, 1]
+    assert dataset.unselected == {"stale": 1, "unreviewed": 1}
+    for case in (corrected, accepted):
+        stored = nib.load(results.target / "data" / "labelsTr" / f"{case}.nii.gz")
+        np.testing.assert_array_equal(np.asarray(stored.dataobj), labels[case])
+    # of the structures that both have, the correction counts
+    some = DatasetOptions(structures=("part-1", "part-2", "part-3"))
+    assert taken(results.write(some, "some"))[smaller] == "corrected"
+    results.decide(corrected, "reject")
+    assert taken(results.write(DatasetOptions())) == {accepted: "accepted"}
+    results.decide(accepted, "accept")
+    assert [case.revision for case in results.write(DatasetOptions()).cases] == [0]
 
 
 def test_sources_that_changed_or_are_gone_are_left_out(

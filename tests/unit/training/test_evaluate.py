@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.revisions import take_file
+from scanloom.review.revisions import read_label_map
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from scanloom.training.evaluate import Evaluation, evaluate
@@ -61,7 +62,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def evaluated(predictions: Path, references: Path, **more: object) -> Evaluation:
-    return evaluate(open_label_set(predictions), open_label_set(references), **more)  # type: ignore[arg-type]
+    return evaluate(open_label_set(predictions), open_label_set(references), **more)  # type: ignore[arg-type]  # object
 
 
 def test_known_errors_are_in_the_table_and_the_same_in_parquet(tmp_path: Path) -> None:
@@ -263,6 +264,8 @@ def test_training_cases_of_the_references_lack_none(
     document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
     assert document["for_training"] == {"first": 0, "second": 2}
     assert document["left_out"] == []
+    page = (tmp_path / "evaluation/evaluation.html").read_text()
+    assert "Not compared: 2 cases of --against for training in the references." in page
     save(tmp_path / "old/foreign.nii.gz", two_boxes())
     assert run(tmp_path, "old", references).code == 1
     reasons = {row["case"]: row["reason"] for row in table(tmp_path) if row["reason"]}
@@ -447,6 +450,25 @@ def test_cases_of_an_output_folder_are_found_by_the_names_of_their_scans(results
     assert "schulze.nii.gz" in ended.err
 
 
+def test_scans_of_one_folder_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """A result of a scan that the references lack bars no other one."""
+    arrays = [scan_array(n) for n in range(3)]
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+    for n, array in enumerate(arrays):
+        publish(tmp_path / "new", array, affine_of(), f"scan{n}")
+        if n < 2:
+            publish(tmp_path / "old", array, affine_of(), f"scan{n}")
+    key = ("--key", tmp_path / "new/key")
+
+    assert run(tmp_path, "new/out", "old/out", *key).code == 1
+
+    shared = {case.name for case in (tmp_path / "old/out/cases").iterdir()}
+    rows = table(tmp_path)
+    assert {row["case"] for row in rows if not row["reason"]} == shared
+    assert [row["reason"] for row in rows if row["reason"]] == ["NO_REFERENCE"]
+
+
 def test_files_and_json_do_not_name_the_files_of_pseudonymous_cases(results: Path) -> None:
     # the third case is in a folder of label maps only
     against = results / "references"
@@ -487,10 +509,9 @@ def test_an_output_folder_agrees_with_itself(results: Path) -> None:
 
 def test_a_model_is_compared_with_the_corrections_of_its_results(tmp_path: Path) -> None:
     case = publish(tmp_path, scan_array(), affine_of())
-    image = nib.load(case / "segmentation.nii.gz")
-    corrected = np.asarray(image.dataobj).copy()  # type: ignore[attr-defined]
+    corrected = read_label_map(case / "segmentation.nii.gz").copy()
     corrected[corrected == 2] = 0
-    file = save(tmp_path / "corrected.nii.gz", corrected, image.affine)  # type: ignore[attr-defined]
+    file = save(tmp_path / "corrected.nii.gz", corrected, affine_of())
     revision = take_file(tmp_path / "out", file, case.name, "anna", key=tmp_path / "key")
     assert revision is not None
     assert run(tmp_path, "out", "out", "--key", tmp_path / "key").code == 0
@@ -529,10 +550,9 @@ def test_a_new_model_is_compared_with_the_corrections_of_the_results_that_it_rep
     """With the new results as references, the new model would agree with itself."""
     arrays = {name: scan_array(n) for n, name in enumerate(("corrected", "accepted", "open"))}
     cases = {name: publish(tmp_path, each, affine_of(), name) for name, each in arrays.items()}
-    image = nib.load(cases["corrected"] / "segmentation.nii.gz")
-    labels = np.asarray(image.dataobj).copy()  # type: ignore[attr-defined]
+    labels = read_label_map(cases["corrected"] / "segmentation.nii.gz").copy()
     labels[labels == 2] = 0
-    file = save(tmp_path / "correction.nii.gz", labels, image.affine)  # type: ignore[attr-defined]
+    file = save(tmp_path / "correction.nii.gz", labels, affine_of())
     case, out, key = cases["corrected"].name, tmp_path / "out", ("--key", tmp_path / "key")
     assert take_file(out, file, case, "anna", key=tmp_path / "key") is not None
     # another model, which numbers the same structures from 5

@@ -17,6 +17,8 @@ from scanloom.cli.values import percentage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from scanloom.review.verdicts.verdict import Seen
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -183,14 +185,14 @@ def _publish(
     out: Path,
     key: Path | None,
     name: str,
-    corrected: int,
+    seen: Seen,
     labels: Mapping[str, NDArray[Any]],
     reviewer: str,
 ) -> Path:
     """Publish label maps that were corrected in the browser."""
     from scanloom.engine.revisions import Correction, publish_revision
 
-    return publish_revision(out, name, Correction(labels, reviewer, "brush", corrected), key)
+    return publish_revision(out, name, Correction(labels, reviewer, "brush", seen), key)
 
 
 def _take(

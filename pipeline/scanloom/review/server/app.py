@@ -257,6 +257,7 @@ class Routes:
         case = self._opened(request, reviewer)
         if version := request.query_params.get("version"):
             check_result(case, version)
+        self.state.log.note_view(case.name, reviewer)  # it may have been fetched ahead
         return JSONResponse(self.state.drafts.describe(case, reviewer))
 
     def discard(self, request: Request, reviewer: str) -> Response:

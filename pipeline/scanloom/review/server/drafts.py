@@ -7,7 +7,8 @@ are painted again from the lines when they are needed. A process that dies while
 at most half a line, which is cut off.
 
 If the result was replaced since, the strokes are painted on the new one, where it has the same
-voxels and structures: nobody's strokes are lost because another saved a correction first.
+voxels and structures, by numbers and labels: nobody's strokes are lost because another saved a
+correction first.
 """
 
 from __future__ import annotations
@@ -388,6 +389,8 @@ class HeldDraft:
     shape : (X, Y, Z)
     number : str
         Random: no other draft has it.
+    structures : tuple of mapping, or None
+        Label of each number of each label map; None if an earlier version wrote its file.
     steps : tuple of Step
         The steps that changed it, in their order.
     size : int
@@ -408,6 +411,7 @@ class HeldDraft:
     seen: Seen
     shape: tuple[int, ...]
     number: str
+    structures: tuple[Mapping[int, str], ...] | None
     steps: tuple[Step, ...] = ()
     size: int = 0
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -435,6 +439,7 @@ class HeldDraft:
         """Its file: a line about the result, and one for each step."""
         about = {"recipe": self.seen.recipe, "labels": dict(self.seen.labels)}
         head = {"schema": SCHEMA, "number": self.number, "shape": self.shape, **about}
+        head["structures"] = self.structures
         return b"".join((_line(head), *map(_step_line, self.steps)))
 
     @property
@@ -673,7 +678,13 @@ class Drafts:
 
 def _new(folder: Path, case: OpenedCase, reviewer: str) -> HeldDraft:
     path, number = folder / case.name / f"{reviewer}.jsonl", secrets.token_hex(4)
-    return HeldDraft(path, case.name, reviewer, case.seen, tuple(case.view.shape), number)
+    of_case = case.seen, tuple(case.view.shape), number, _structures(case)
+    return HeldDraft(path, case.name, reviewer, *of_case)
+
+
+def _structures(case: OpenedCase) -> tuple[Mapping[int, str], ...]:
+    """Return the label of each number of each label map."""
+    return tuple({s["number"]: s["label"] for s in layer.structures} for layer in case.layers)
 
 
 def check_result(case: OpenedCase, version: str) -> None:
@@ -684,15 +695,21 @@ def check_result(case: OpenedCase, version: str) -> None:
 
 def _fit(draft: HeldDraft, case: OpenedCase) -> bool:
     """Return whether strokes on another result can be painted on that of a case."""
-    numbers = [{s["number"] for s in layer.structures} | {0} for layer in case.layers]
+    now = _structures(case)
+    before = now if draft.structures is None else draft.structures
     return draft.shape == tuple(case.view.shape) and all(
-        each.layer < len(numbers) and _labels_of(each) <= numbers[each.layer]
+        each.layer < min(len(before), len(now))
+        # a number may be that of another structure, of another model
+        and all(now[each.layer].get(n) == before[each.layer].get(n, "") for n in _numbers_of(each))
         for each in draft.strokes
     )
 
 
-def _labels_of(step: Stroke | Region) -> set[int]:
-    return {step.label} if isinstance(step, Stroke) else set(np.unique(step.after).tolist())
+def _numbers_of(step: Stroke | Region) -> set[int]:
+    """Return the numbers of the structures that a step paints or replaces."""
+    if isinstance(step, Stroke):
+        return {step.label, *(step.only or ())} - {0}
+    return set(np.unique(step.after).tolist()) - {0}
 
 
 def _carry(strokes: Sequence[Stroke | Region], new: HeldDraft, case: OpenedCase) -> int:
@@ -734,6 +751,7 @@ def _read(path: Path) -> HeldDraft:
             seen=Seen(head["recipe"], head["labels"]),
             shape=tuple(head["shape"]),
             number=head["number"],
+            structures=_read_structures(head.get("structures")),
             steps=tuple(_step(line, tuple(head["shape"])) for line in lines),
             size=whole,
         )
@@ -742,6 +760,13 @@ def _read(path: Path) -> HeldDraft:
         detail = f"{PRIVATE}/{DRAFTS}/{path.parent.name}/{path.name} is damaged"
         raise ScanError(Reason.REVIEW_DAMAGED, detail) from exc
     return draft
+
+
+def _read_structures(plain: Any) -> tuple[Mapping[int, str], ...] | None:
+    """Return the structures in the first line of a file; None if it has none."""
+    if plain is None:
+        return None
+    return tuple({int(n): str(label) for n, label in dict(each).items()} for each in plain)
 
 
 def _step(plain: Mapping[str, Any], shape: tuple[int, ...]) -> Step:

@@ -52,7 +52,7 @@ from scanloom.review.server.security import RefusedError
 from scanloom.review.server.stored_list import StoredList, read_list, remove_list, store_list
 from scanloom.review.verdicts.log import REVIEW, VerdictLog
 from scanloom.review.verdicts.readers import Readers
-from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about, differ, seen_of, state_of
+from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about, seen_of, state_of
 
 LEAST_INTERVAL_S = 2.0
 """Time between two looks for new cases; with many cases, some times as long as a look takes."""
@@ -514,10 +514,9 @@ ByReviewer = Mapping[str, Verdict]
 AHEAD = 2
 """Cases after the one that is shown, which its page fetches ahead."""
 ENDS: tuple[Literal["left", "right"], ...] = ("left", "right")
-Publish = Callable[[str, int, Mapping[str, NDArray[Any]], str], Path]
-"""Publishes corrected label maps: name of the case, number of the revision that was corrected (0
-for the case's result), label maps (I, J, K) by file, and the reviewer's code. Returns the folder of
-the revision."""
+Publish = Callable[[str, Seen, Mapping[str, NDArray[Any]], str], Path]
+"""Publishes corrected label maps: name of the case, the result that was corrected, label maps
+(I, J, K) by file, and the reviewer's code. Returns the folder of the revision."""
 
 
 @dataclass(eq=False)
@@ -683,7 +682,7 @@ class ReviewState:
         if seen is None:  # removed: no selection has it
             return
         visible = self._visible(name, reviewer, verdicts, view.back)
-        state = state_of(seen, visible, disagreed=differ(visible))
+        state = state_of(seen, visible)
         valid = {name: about(seen, verdicts)}
         reads = bool(self.readers.cases_of(reviewer, [name], valid))
         view.rows.set(place, state, own=reviewer in visible, reads=reads)
@@ -825,7 +824,8 @@ class ReviewState:
         if verdict.seen != case.seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
         again = name in self._coming_back(reviewer) and reviewer in self._valid_of(name)
-        independent = not self._may_have_seen_others(name, reviewer)
+        lines = self.log.stack.lines_of_case(name)
+        independent = not self.readers.may_have_seen_others(name, reviewer, lines)
         reading = 2 if again else 1
         kept = replace(verdict, reading=reading, independent=independent)
         with self._after(name, reviewer, last):
@@ -858,23 +858,6 @@ class ReviewState:
         verdict = self.log.stack.of_case(name).get(reviewer)
         return 0 if verdict is None else verdict.number
 
-    def _may_have_seen_others(self, name: str, reviewer: str) -> bool:
-        """Return whether a reviewer was shown another's verdict on a case.
-
-        One on a result that was replaced since counts too: after both readers of a result saw each
-        other's verdict, a verdict of theirs on its correction is not independent any more.
-        """
-        kept = self.log.stack.all_of_case(name)
-        foreign = [verdict for verdict in kept if verdict.reviewer != reviewer]
-        if foreign and (name, reviewer) in self.log.stack.undone:  # they may have been shown before
-            return True
-        return any(
-            not self.readers.is_blind(
-                name, reviewer, {v.reviewer: v for v in kept if v.seen == verdict.seen}
-            )
-            for verdict in foreign
-        )
-
     def save_draft(self, name: str, reviewer: str, version: str) -> int:
         """Publish a correction as a revision, and return its number.
 
@@ -899,11 +882,11 @@ class ReviewState:
             layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
             if not layers or self.publish is None:
                 raise RefusedError(409, "NOTHING", "Nothing was changed.")
-            revision = case.revision
+            seen = case.seen
             self.open_cases.forget(name)  # its arrays and the draft's: publishing needs the memory
             held.painted = None
             del case, draft
-            folder = self.publish(name, revision, layers, reviewer)
+            folder = self.publish(name, seen, layers, reviewer)
             self.drafts.drop(held)
         self.open_cases.forget(name)
         self.worklist.update(name)

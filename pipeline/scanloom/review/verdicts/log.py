@@ -186,8 +186,7 @@ class VerdictStack:
 
     def __init__(self, verdicts: Iterable[Verdict]) -> None:
         self._kept: dict[str, dict[str, list[Verdict]]] = {}
-        self.undone: set[tuple[str, str]] = set()
-        """Case and reviewer of undone verdicts."""
+        self._lines: dict[str, list[Verdict]] = {}
         self.count = 0
         """Number of lines that it is made of."""
         for verdict in verdicts:
@@ -198,27 +197,27 @@ class VerdictStack:
         stack = VerdictStack(())
         of_case = {reviewer: [*kept] for reviewer, kept in self._kept.get(verdict.case, {}).items()}
         stack._kept = {**self._kept, verdict.case: of_case}
-        stack.undone, stack.count = {*self.undone}, self.count
+        lines = [*self._lines.get(verdict.case, ())]
+        stack._lines, stack.count = {**self._lines, verdict.case: lines}, self.count
         stack._add(verdict)
         return stack
 
     def _add(self, verdict: Verdict) -> None:
+        self._lines.setdefault(verdict.case, []).append(verdict)
         kept = self._kept.setdefault(verdict.case, {}).setdefault(verdict.reviewer, [])
         if verdict.undoes is None:
             kept.append(verdict)
         else:
             kept[:] = [each for each in kept if each.number != verdict.undoes]
-            self.undone.add((verdict.case, verdict.reviewer))
         self.count += 1
 
     def of_case(self, case: str) -> dict[str, Verdict]:
         """Return the verdicts about a case that count, by reviewer."""
         return {reviewer: kept[-1] for reviewer, kept in self._kept.get(case, {}).items() if kept}
 
-    def all_of_case(self, case: str) -> list[Verdict]:
-        """Return the verdicts about a case that were not undone, in their order."""
-        kept = (verdict for each in self._kept.get(case, {}).values() for verdict in each)
-        return sorted(kept, key=lambda verdict: verdict.number)
+    def lines_of_case(self, case: str) -> Sequence[Verdict]:
+        """Return all lines about a case in their order, undone and undoing ones too."""
+        return self._lines.get(case, ())
 
     def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
         """Return the verdicts that were not undone, by case and reviewer."""
@@ -421,19 +420,19 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
             # a code whose name was lost still stands in verdicts
             taken = {*known, *(verdict.reviewer for verdict in read_verdicts(out))}
             numbers = [int(code[1:]) for code in taken if _CODE.fullmatch(code)]
-            by_name = {_folded(name): code for code, name in known.items()}
+            by_name = {folded(name): code for code, name in known.items()}
             added = dict[str, str]()
             for name in names:
-                if _folded(name) not in by_name:
+                if folded(name) not in by_name:
                     numbers.append(max(numbers, default=0) + 1)
-                    by_name[_folded(name)] = code = f"r{numbers[-1]}"
+                    by_name[folded(name)] = code = f"r{numbers[-1]}"
                     added[code] = name
             known |= added
             if added:
                 write_private(out / PRIVATE / REVIEWERS, lambda path: write_json(path, known))
     except OSError as exc:
         raise output_error(exc, "reviewers") from exc
-    codes = dict.fromkeys(by_name[_folded(name)] for name in names)
+    codes = dict.fromkeys(by_name[folded(name)] for name in names)
     return {known[code]: code for code in codes}
 
 
@@ -449,7 +448,7 @@ def reviewer_names(out: Path) -> dict[str, str]:
     return plain
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     """Return a name without case, in composed characters."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 

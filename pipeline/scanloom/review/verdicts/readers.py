@@ -17,7 +17,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
-from scanloom.review.verdicts.log import REVIEW, VerdictLog, reviewer_names
+from scanloom.review.verdicts.log import REVIEW, VerdictLog, folded, reviewer_names
 from scanloom.review.verdicts.verdict import Seen, Verdict, about
 
 REPEAT_AFTER = 10
@@ -88,6 +88,28 @@ class Readers:
         if not self.is_double(case):
             return False
         return any(each not in verdicts for each in {*self.assigned(case, verdicts), reviewer})
+
+    def may_have_seen_others(self, case: str, reviewer: str, lines: Iterable[Verdict]) -> bool:
+        """Return whether a reviewer was shown another's verdict on a case.
+
+        One on a result that was replaced since counts too: after both readers of a result saw each
+        other's verdict, a verdict of theirs on its correction is not independent any more. So does
+        one that was undone since.
+
+        Parameters
+        ----------
+        lines : iterable of Verdict
+            All lines about the case in their order, undone and undoing ones too.
+        """
+        kept = list[Verdict]()
+        for line in lines:
+            kept = [each for each in kept if each.number != line.undoes]
+            kept += [line] if line.undoes is None else []
+            for foreign in kept:
+                about_it = {each.reviewer: each for each in kept if each.seen == foreign.seen}
+                if foreign.reviewer != reviewer and not self.is_blind(case, reviewer, about_it):
+                    return True
+        return False
 
     def visible(
         self, case: str, reviewer: str, verdicts: ByReviewer, seen: Seen
@@ -246,7 +268,9 @@ def remove_reviewer(out: Path, reviewer: str) -> str:
     """
     with closing(VerdictLog(out)):
         kept, names = kept_readers(out), reviewer_names(out)
-        codes = [c for c in kept.reviewers if reviewer in (c, names.get(c))]
+        of_name = {code for code, name in names.items() if folded(name) == folded(reviewer)}
+        codes = [each for each in kept.reviewers if each == reviewer]
+        codes += [each for each in kept.reviewers if each in of_name]
         if not codes:
             listed = ", ".join(kept.reviewers) or "nobody"
             raise ScanError(Reason.ID_UNKNOWN, f"there is no such reviewer: the list has {listed}")

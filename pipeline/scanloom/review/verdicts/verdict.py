@@ -13,7 +13,7 @@ from scanloom.io.output.file_names import CASE, CHECKSUMS, SEGMENTS
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.review.revisions import latest_result
+from scanloom.review.revisions import latest_result, replaced_correction
 
 Decision = Literal["accept", "edit", "reject"]
 """The result can be used; it can be used once it is corrected; it can't be used."""
@@ -191,6 +191,27 @@ def current_results(out: Path, names: Iterable[str]) -> dict[str, Seen]:
     return results
 
 
+def reference_result(out: Path, name: str, verdicts: Mapping[str, Verdict]) -> Path:
+    """Return the folder of the result of a case, or of the revision, whose labels are people's.
+
+    It is the latest one. If a run replaced what a person had corrected, it is that correction,
+    until somebody judges the new result.
+
+    Raises
+    ------
+    OSError
+        If a file can't be read for the moment.
+    """
+    latest = latest_result(out, name)
+    before = replaced_correction(out, name)
+    if before is None:
+        return latest
+    with suppress(OSError, ValueError, LookupError, TypeError):  # damaged: told when it is read
+        if about(seen_of(latest), verdicts):
+            return latest
+    return before
+
+
 def differ(verdicts: Mapping[str, Verdict]) -> bool:
     """Return whether reviewers of a case differ, and no majority decided between them."""
     decided = [each.decision for each in verdicts.values() if each.decision]
@@ -199,15 +220,13 @@ def differ(verdicts: Mapping[str, Verdict]) -> bool:
     return max(decided.count(each) for each in decided) * 2 <= len(decided)
 
 
-def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | None = None) -> str:
+def state_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> str:
     """Return the decisions about a result.
 
     Parameters
     ----------
     verdicts : mapping
         Verdicts about its case, by reviewer.
-    disagreed : bool or None
-        Whether the reviewers differ; None to find out.
 
     Returns
     -------
@@ -218,7 +237,7 @@ def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | N
     current = about(seen, verdicts)
     if not current:
         return "stale" if verdicts else "open"
-    if differ(current) if disagreed is None else disagreed:
+    if differ(current):
         return "disagreed"
     # the last verdict first: of decisions that are equally frequent it counts
     decided = [v.decision or "open" for v in sorted(current.values(), key=lambda v: -v.number)]

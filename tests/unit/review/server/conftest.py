@@ -25,6 +25,7 @@ from scanloom.review.server.security import Sessions
 from scanloom.review.server.state import ReviewState
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.verdict import Seen
 from support.layouts import fan_by_hand
 from support.review_cases import affine_of, enter, publish, scan_array
 
@@ -68,8 +69,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _publish(out: Path, key: Path, name: str, corrected: int, labels: Any, reviewer: str) -> Path:
-    return publish_revision(out, name, Correction(labels, reviewer, "brush", corrected), key)
+def _publish(out: Path, key: Path, name: str, seen: Seen, labels: Any, reviewer: str) -> Path:
+    return publish_revision(out, name, Correction(labels, reviewer, "brush", seen), key)
 
 
 Serve = Callable[..., Server]

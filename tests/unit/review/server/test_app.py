@@ -503,6 +503,20 @@ def test_two_reviewers_who_correct_one_case_both_keep_their_strokes(server: Any)
     assert change(ben, name, "draft/save").json() == {"revision": 2}
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_strokes_are_not_painted_as_another_structure(server: Any, first: int) -> None:
+    """A run may put the result of another model in its place, whose numbers mean others."""
+    array, affine = scan_array(1), affine_of("LAS", 20.0)
+    name = publish(server.out.parent, array, affine, "one", recipe="q" * 64).name
+    client = server.client()
+    assert paint(client, name, label=2).json()["changed"]
+
+    publish(server.out.parent, array, affine, "one", first=first, recipe="s" * 64)
+
+    draft = client.get(f"/api/case/{name}/draft").json()
+    assert (draft["carried"], draft["dropped"]) == ((1, 0) if first == 1 else (0, 1))
+
+
 def test_a_stroke_on_a_correction_that_another_window_changed_is_refused(server: Any) -> None:
     client, name = server.client(), server.cases[0]
     before = version_of(client, name)
@@ -1028,6 +1042,18 @@ def test_torch_is_not_loaded() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "False"
+
+
+def test_a_case_that_was_fetched_ahead_is_viewed_once_it_is_shown(server: Any) -> None:
+    """Its page asks for the draft then, and for nothing else that it has already."""
+    name, client = server.cases[0], server.client("r2")
+    client.get(f"/api/case/{name}?ahead=1")
+    assert "viewed" not in [each["event"] for each in read_trail(server.out, KEY)]
+
+    client.get(f"/api/case/{name}/draft")
+
+    [*_, line] = read_trail(server.out, KEY)
+    assert (line["event"], line["case"], line["reviewer"]) == ("viewed", name, "r2")
 
 
 def test_the_audit_trail_tells_who_saw_and_judged(server: Any) -> None:

@@ -32,7 +32,7 @@ from scanloom.review.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import share_cases
 from scanloom.review.verdicts.tables import write_review_tables
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Verdict, seen_of
 from scanloom.training.dataset import write_dataset
 from support.commands import scanloom
 from support.layouts import both_layouts, case_folders, fan_by_hand
@@ -149,7 +149,7 @@ def test_a_subfolder_that_is_a_link_is_not_opened(server: Any, hers: Path) -> No
 def test_a_revision_is_not_written_through_a_link(server: Any, hers: Path, published: Path) -> None:
     name = server.cases[0]
     labels = read_label_maps(server.out / "cases" / name)
-    correction = Correction(labels, "r1", "brush", 0)
+    correction = Correction(labels, "r1", "brush", seen_of(server.out / "cases" / name))
     (server.out / "review" / "revisions").mkdir()
     replace(server.out / "review" / "revisions" / name, hers)
 
@@ -307,10 +307,9 @@ def test_what_is_written_meanwhile_is_in_folders_that_others_cannot_enter(
 
     monkeypatch.setattr(os, "rename", renamed)
     monkeypatch.setattr(os, "replace", moved)
-    labels = read_label_maps(server.out / "cases" / name)
-    folder = publish_revision(
-        server.out, name, Correction(labels, "r1", "brush", 0), published / "key"
-    )
+    case = server.out / "cases" / name
+    correction = Correction(read_label_maps(case), "r1", "brush", seen_of(case))
+    folder = publish_revision(server.out, name, correction, published / "key")
     write_report(server.out, set())
 
     assert len(modes) > 2

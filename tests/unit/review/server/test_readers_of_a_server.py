@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import scanloom.review.verdicts.readers as readers_module
-from scanloom.review.revisions import latest_result, read_label_maps, revision_number
+from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.verdicts.log import read_verdicts
 from scanloom.review.verdicts.tables import agreements
+from scanloom.review.verdicts.verdict import seen_of
 from support.review_cases import change, judged
 
 
@@ -31,7 +32,7 @@ def revise(server: Any, name: str) -> None:
     latest = latest_result(server.out, name)
     [file, labels] = next(iter(read_label_maps(latest).items()))
     changed = np.where(labels == labels.max(), 0, labels).astype(labels.dtype)
-    server.state.publish(name, revision_number(latest), {file: changed}, "r1")
+    server.state.publish(name, seen_of(latest), {file: changed}, "r1")
     server.state.worklist._read_changes()
 
 
@@ -86,6 +87,42 @@ def test_a_verdict_that_changes_after_the_others_was_seen_is_not_independent(ser
 
     kept = [each for each in read_verdicts(server.out) if each.undoes is None]
     assert [each.independent for each in kept] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("double", "independent"),
+    [(1.0, [True, True, True, False]), (0.0, [True, False, False, False])],
+)
+def test_a_verdict_that_another_undid_may_have_been_seen(
+    serve: Any, double: float, independent: list[bool]
+) -> None:
+    server = serve(double=double)
+    first, second, name = server.client("r1"), server.client("r2"), server.cases[0]
+
+    def undo(client: Any, last: int) -> None:
+        assert client.post(f"/api/case/{name}/undo", json={"last": last}).status_code == 200
+
+    undo(second, decide(second, name, "accept")["last"])
+    decide(first, name, "reject")  # with double reading, blind all along
+    undo(second, decide(second, name, "accept")["last"])
+    decide(first, name, "accept")  # after the other's verdict was shown, which is undone now
+
+    kept = [each for each in read_verdicts(server.out) if each.undoes is None]
+    assert [each.independent for each in kept] == independent
+
+
+def test_the_list_and_the_page_have_one_state_of_a_correction(serve: Any) -> None:
+    """A verdict on the result that was corrected since disagrees with nobody."""
+    server = serve()
+    first, second, name = server.client("r1"), server.client("r2"), server.cases[0]
+    decide(first, name, "reject")
+    revise(server, name)
+    decide(second, name, "accept")
+
+    for client in (first, second):
+        listed = client.get("/api/worklist").json()
+        rows = {row[0]: dict(zip(listed["columns"], row, strict=True)) for row in listed["cases"]}
+        assert rows[name]["state"] == about(client, name)["state"] == "accept"
 
 
 def test_without_double_reading_the_second_is_not_independent(serve: Any) -> None:

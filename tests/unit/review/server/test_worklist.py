@@ -24,7 +24,7 @@ from scanloom.io.output.case_folder import _write_checksums
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import store_file_stamps
 from scanloom.review.outliers import Finding
-from scanloom.review.revisions import latest_result, read_label_maps, revision_number
+from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.server import state as state_module
 from scanloom.review.server import stored_list
 from scanloom.review.server.cases import OpenCases
@@ -64,7 +64,7 @@ def correct(out: Path, name: str, key: Path) -> Path:
     [(file, before)] = read_label_maps(latest).items()
     labels: Any = before.copy()
     labels[:2, :2, :2] = np.where(labels[:2, :2, :2] == 1, 2, 1)
-    correction = Correction({file: labels}, "r1", "file", revision_number(latest))
+    correction = Correction({file: labels}, "r1", "file", seen(latest))
     return publish_revision(out, name, correction, key)
 
 

@@ -95,6 +95,19 @@ def test_readers_are_blind_until_both_have_decided() -> None:
     assert THREE.visible(case, second, both, SEEN) == both
 
 
+def test_a_verdict_that_was_shown_and_undone_since_was_seen() -> None:
+    blind, free = Readers(("r1", "r2"), double=1.0), Readers(("r1", "r2"))
+    second = verdict("case1", "r2", "reject")
+    undone = replace(second, decision=None, undoes=1, number=2)
+    first = verdict("case1", "r1", "accept", 3)
+    shown = [second, undone, first, replace(second, number=4), replace(undone, undoes=4, number=5)]
+
+    assert not blind.may_have_seen_others("case1", "r1", shown[:3])
+    assert not blind.may_have_seen_others("case1", "r2", shown[:3])
+    assert blind.may_have_seen_others("case1", "r1", shown)
+    assert free.may_have_seen_others("case1", "r1", shown[:2])
+
+
 def test_double_reading_needs_two() -> None:
     with pytest.raises(ValueError, match="two reviewers"):
         Readers(("r1",), double=0.1)

@@ -59,8 +59,9 @@ def give(log: VerdictLog, case: str, reviewer: str, decision: Any, **more: Any) 
 
 
 def revise(out: Path, key: Path, case: str) -> None:
-    [(file, labels)] = read_label_maps(latest_result(out, case)).items()
-    publish_revision(out, case, Correction({file: labels * 0}, "r1", "brush", 0), key)
+    latest = latest_result(out, case)
+    [(file, labels)] = read_label_maps(latest).items()
+    publish_revision(out, case, Correction({file: labels * 0}, "r1", "brush", seen_of(latest)), key)
 
 
 def test_a_row_for_each_decision_that_counts(log: VerdictLog) -> None:
