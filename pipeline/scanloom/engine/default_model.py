@@ -111,7 +111,7 @@ def _is_ct(scans: Sequence[Series]) -> bool | None:
             continue
         if not looks_like_labels(volume.array):
             return hounsfield_by_values(volume)
-        detail = f"this file looks like a label map, not a scan; if it is one, {HINT}"
+        detail = "this file looks like a label map: if it is a scan, name a model with --model"
         labels.append(ScanError(Reason.MODEL_UNKNOWN, detail, str(scan.files[0])))
     if labels or errors:
         raise (labels or errors)[0]

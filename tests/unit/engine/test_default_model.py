@@ -77,7 +77,7 @@ def test_values_tell_the_model_of_a_file_without_a_modality(
     file = tmp_path / "scan.nii.gz"
     nib.save(nib.Nifti1Image(values[kind], torso.affine), file)
     if named == "label map":
-        with pytest.raises(ScanError, match="this file looks like a label map, not a scan") as told:
+        with pytest.raises(ScanError, match="looks like a label map: if it is a scan") as told:
             module.default_model([file])
         assert (told.value.code, told.value.private) == ("MODEL_UNKNOWN", str(file))
         return
