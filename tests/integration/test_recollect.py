@@ -90,6 +90,22 @@ def test_a_table_that_is_missing_or_damaged_is_made_anew(
     assert {each: (quick.out / each).read_bytes() for each in TABLES} == tables
 
 
+def test_a_run_that_died_while_it_indexed_keeps_nobody_from_a_report(
+    died: tuple[QuickRun, dict[str, bytes]],
+) -> None:
+    quick, tables = died
+    newest = quick.out / "runs" / "99990101T000000-abcdef"
+    newest.mkdir()
+    try:
+        (quick.out / "manifest.csv").unlink(missing_ok=True)
+        ended = scanloom("report", quick.out)
+    finally:
+        newest.rmdir()
+
+    assert ended.code == 0, ended.err
+    assert {name: (quick.out / name).read_bytes() for name in TABLES} == tables
+
+
 def test_sources_that_are_gone_change_no_more_than_the_ids_of_their_files(
     died: tuple[QuickRun, dict[str, bytes]],
 ) -> None:

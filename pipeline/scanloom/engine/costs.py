@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import ScanError, user_cache_folder
 from scanloom.engine.machine.devices import local_devices
+from scanloom.engine.outcomes import Outcome, Outcomes
 from scanloom.engine.plan import ExecutionSite, PlannedCase, Range
 from scanloom.engine.prepare import Request
 from scanloom.engine.worker.supervisor import CaseOutcome
@@ -311,14 +312,15 @@ class RunTimeline:
         When the first case acquired the device.
     last_end : float or None
         When the last case ended.
-    published : dict of str to str
-        Names of the case folders that this run published, by case id; without reused results.
+    published : Outcomes
+        The cases that this run published, without reused results; the detail is the name of the
+        folder if that is not the id.
     """
 
     began: float
     first_on_device: float | None = None
     last_end: float | None = None
-    published: dict[str, str] = field(default_factory=dict)
+    published: Outcomes = field(default_factory=Outcomes)
 
     def note_end(self, outcome: CaseOutcome) -> None:
         """Record that a case ended, just now."""
@@ -331,7 +333,8 @@ class RunTimeline:
         """Record the result of a case, if it is one of this run."""
         record = outcome.record
         if record is not None and record.reason is None and not record.reused:
-            self.published[record.id] = record.folder.name if record.folder else record.id
+            name = record.folder.name if record.folder else record.id
+            self.published.append(Outcome(record.id, "", "" if name == record.id else name))
 
 
 def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dict[str, Any] | None:
@@ -345,7 +348,8 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     """
     count = len(timeline.published)
     step = max(1, math.ceil(count / _MAX_CASES))
-    folders = itertools.islice(timeline.published.values(), 0, None, step)
+    published = itertools.islice(timeline.published, 0, None, step)
+    folders = (each.detail or each.id for each in published)
     measured = [case for name in folders if (case := PublishedCase.read(case_folder(out, name)))]
     if not measured or timeline.last_end is None:
         return None
@@ -368,7 +372,7 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
         plan = read_json(out / "runs" / PLAN_FILE)
         if plan["recipe"] != request.recipe:
             return None
-        planned = _planned_ranges(plan, timeline.published)
+        planned = _planned_ranges(plan, (each.id for each in timeline.published))
         ratio = {
             name: min(max(happened[name], expected[0]), expected[1]) / happened[name]
             for name, expected in planned.items()

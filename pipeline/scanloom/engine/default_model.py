@@ -30,8 +30,9 @@ def default_model(
     Raises
     ------
     ScanError
-        MODEL_UNKNOWN if no model fits, or several do. If there is no scan at any of the paths, or
-        none can be read, the error that says so: a typo in a path is not a question of models.
+        MODEL_UNKNOWN if no model fits, or several do, or there are only label maps. If there is no
+        scan at any of the paths, or none can be read, the error that says so: a typo in a path is
+        not a question of models.
     """
     missing = []
     for path in paths:
@@ -39,7 +40,7 @@ def default_model(
             check_paths([path])
         except ScanError as error:  # reported when the path is segmented, if there are others
             missing.append(error)
-    if len(missing) == len(paths):
+    if missing and len(missing) == len(paths):
         raise missing[0]
     cards = [entry.card for entry in list_models() if entry.card is not None]
     single = [
@@ -56,7 +57,7 @@ def default_model(
         except ScanError:
             if modalities == {None}:
                 raise
-            modalities.discard(None)  # files that can't be read ask for no model
+            modalities.discard(None)  # label maps and what can't be read ask for no model
     possible = []
     for card in single:
         of = card.channels[0].modality
@@ -96,12 +97,12 @@ def _scans(paths: Sequence[Path], *, archives: bool) -> list[Series]:
 def _is_ct(scans: Sequence[Series]) -> bool | None:
     """Return whether the first scan's values are those of CT; None if they do not tell.
 
-    Files that can't be read and label maps are passed over. If no file can be read, no model can
-    be asked for either: the error of the first is raised.
+    Files that can't be read and label maps are passed over. Nothing else asks for no model: the
+    error of the first label map is raised, or else that of the first file.
     """
     # what the reader would refuse does not matter here: only values are looked at
     options = ReadOptions(gaps="interpolate", nan="padding", orientation="RAS")
-    errors = []
+    errors, labels = list[ScanError](), list[ScanError]()
     for scan in scans:
         try:
             volume = _read(scan, options)
@@ -110,8 +111,10 @@ def _is_ct(scans: Sequence[Series]) -> bool | None:
             continue
         if not looks_like_labels(volume.array):
             return hounsfield_by_values(volume)
-    if errors and len(errors) == len(scans):
-        raise errors[0]
+        detail = "this file looks like a label map: if it is a scan, name a model with --model"
+        labels.append(ScanError(Reason.MODEL_UNKNOWN, detail, str(scan.files[0])))
+    if labels or errors:
+        raise (labels or errors)[0]
     return None
 
 

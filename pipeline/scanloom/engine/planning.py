@@ -19,11 +19,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from scanloom.cards.graph import networks
 from scanloom.cards.requested import describe_changes
 from scanloom.core import (
     DICOM,
@@ -65,9 +64,6 @@ from scanloom.io.output.private import check_key, load_key_of, private_folder
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -490,7 +486,7 @@ def _disk_notes(written: Range, out: Path) -> Iterator[str]:
 
 def _request_notes(request: Request, pending: Sequence[Case], out: Path) -> Iterator[str]:
     """Yield lines on results that may be replaced, measured engines, and changed models."""
-    from scanloom.inference.engines.cache import all_trials
+    from scanloom.inference.engines.cache import trials_of
 
     count = sum(case_folder(out, case.folder_name).is_dir() for case in pending)
     if count:
@@ -498,10 +494,8 @@ def _request_notes(request: Request, pending: Sequence[Case], out: Path) -> Iter
             f"{counted(count, 'case')} with a result: replaced if the content of the scan has "
             "changed, or with --replace"
         )
-    names = {network.name for card in request.requested for network in networks(card)}
-    for trial in all_trials():
-        if trial.model in names:
-            yield f"{trial.model} with {trial}"
+    trials = itertools.chain.from_iterable(map(trials_of, request.requested))
+    yield from dict.fromkeys(f"{trial.model} with {trial}" for trial in trials)
     for card, requested in zip(request.cards, request.requested, strict=True):
         if changes := describe_changes(card, requested):
             yield f"{card.name}: {changes}"

@@ -170,7 +170,8 @@ class ResultFile:
     def earlier(self, case: Case) -> CaseRecord | None:
         """Return the record of the file if it has the result of a case already.
 
-        None if there is no file yet, or it is to be replaced.
+        None if there is no file yet, or it is to be replaced. The JSON alone of this very result is
+        what a command leaves that was killed between the two.
 
         Raises
         ------
@@ -186,7 +187,7 @@ class ResultFile:
         if not any(path.exists() for path in (self.path, self.document)):
             return None
         known = self._read(case)
-        if known is None and not self.replace:
+        if known is None and not self.replace and not self._is_half(case):
             exists = self.path if self.path.exists() else self.document
             raise ScanError(Reason.STALE, f"{printable(exists.name)} exists already")
         return known
@@ -222,16 +223,21 @@ class ResultFile:
         """Return the record of an earlier result of the same case and recipe, None of another."""
         try:
             document = read_json(self.document)
-            same = document["recipe"] == case.recipe and document["sha256"] == _sha256(self.path)
-            if not same or document["source"]["hash"] != case.source_hash:
+            if not _is_of(document, case) or document["sha256"] != _sha256(self.path):
                 return None
             measurements = parse_measurements(document["measurements"])
             flags = known_flags(flag["code"] for flag in document["flags"])
             return CaseRecord(
                 case.id, None, "", flags, None, measurements, reused=True, file=self.path
             )
-        except (OSError, ValueError, LookupError, TypeError, ScanError):  # not a document of ours
+        except _FOREIGN:
             return None
+
+    def _is_half(self, case: Case) -> bool:
+        """Return whether there is the JSON of the result, but not the file."""
+        with suppress(*_FOREIGN):
+            return not self.path.exists() and _is_of(read_json(self.document), case)
+        return False
 
     @contextmanager
     def output_folder(self) -> Iterator[Path]:
@@ -323,6 +329,16 @@ def _document(folder: Path, name: str, sha256: str) -> dict[str, Any]:
         "measurements": measured["measurements"],
         **{k: v for k, v in read_json(folder / file_names.CASE).items() if k != "schema"},
     }
+
+
+_FOREIGN = (OSError, ValueError, LookupError, TypeError, ScanError)
+"""Exceptions when reading a document that is not ours, or the file beside it."""
+
+
+def _is_of(document: dict[str, Any], case: Case) -> bool:
+    """Return whether a document is that of the same case and recipe."""
+    same: bool = document["recipe"] == case.recipe
+    return same and bool(document["source"]["hash"] == case.source_hash)
 
 
 def _refused(detail: str) -> ScanError:

@@ -433,6 +433,8 @@ class _Run(RunSteps):
         self.leave(index, cases)
         cases.note_other_shards()
         ledger.gather()
+        del ledger
+        cases.drop_ledger()
         shard = self.folder if scope.shard else None
         files = write_tables(
             self.out, index, cases.left_out, cases.endings, key, shard, self.damaged

@@ -200,15 +200,19 @@ def hold_run_lock(
 
 
 @contextmanager
-def exclusively(out: Path) -> Iterator[None]:
-    """Let one process at a time inspect locks and runs, if the file system supports flock(2)."""
-    folder = os.open(out, os.O_RDONLY)
+def exclusively(folder: Path, wait_s: float = _WAIT_S) -> Iterator[None]:
+    """Let one process at a time into the block, if the file system supports flock(2).
+
+    Of an output folder, to inspect locks and runs; of its `runs`, to merge tables. After some
+    seconds, it is entered all the same.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # without flock, atomic renames remain
-            lock_file(folder, timeout_s=_WAIT_S)
+            lock_file(descriptor, timeout_s=wait_s)
         yield
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _acquire(path: Path, content: str, *, take_over: bool) -> None:

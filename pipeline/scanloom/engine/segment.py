@@ -39,6 +39,7 @@ from scanloom.io.index.listing import TERMINAL_COLUMNS, describe_series
 from scanloom.io.index.series import find_series
 from scanloom.io.output import crosswalk
 from scanloom.io.output.case_folder import check_writable
+from scanloom.io.output.engines import remove_unused_engines
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
@@ -109,6 +110,7 @@ def iter_segment(
             options = replace(options, out=stack.enter_context(file.output_folder()))
         key = load_key_of(options.out, options.key)
         open_output(options.out, key_fingerprint(key))
+        is_new, is_unwritable = not options.out.exists(), False
         scans = _Scans(options, request, key, file.left_out if file else ())
         stack.enter_context(closing(scans.session))
         segmenter = _Segmenter(scans, request, len(paths), file)
@@ -122,7 +124,11 @@ def iter_segment(
                 done = "from before" if record.reused else f"done in {record.seconds:.1f} s"
                 ending = record.reason.code if record.reason else done
                 logger.info("case %s: %s", record.id or "unknown", ending)
+                is_unwritable |= record.reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE)
                 yield path, record
+        # Of other faults, what follows takes the engines: other commands may use them just now
+        if is_new and is_unwritable:
+            remove_unused_engines(options.out)
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ def test_a_model_for_the_modality_precedes_one_for_any_and_for_a_crop(
         ("MR", "m1"),
         ("no air", "m1"),
         ("soft tissue in CT", None),
-        ("label map", None),
-        ("label map of floats", None),
+        ("label map", "label map"),
+        ("label map of floats", "label map"),
         ("CT without its intercept", None),
         ("4D", "m0"),
     ],
@@ -76,6 +76,11 @@ def test_values_tell_the_model_of_a_file_without_a_modality(
     }
     file = tmp_path / "scan.nii.gz"
     nib.save(nib.Nifti1Image(values[kind], torso.affine), file)
+    if named == "label map":
+        with pytest.raises(ScanError, match="looks like a label map: if it is a scan") as told:
+            module.default_model([file])
+        assert (told.value.code, told.value.private) == ("MODEL_UNKNOWN", str(file))
+        return
     if named is not None:
         assert module.default_model([file]) == named
         return
@@ -138,10 +143,9 @@ def test_files_that_tell_nothing_are_passed_over(
     with pytest.raises(ScanError) as caught:
         module.default_model([other])
     assert caught.value.code == reasons.get(beside, "MODEL_UNKNOWN")
-    if beside != "labels":
-        scans = [Series("nifti", (other,)), Series("dicom", (), modality="CT")]
-        with monkeypatch.context() as context:
-            context.setattr(module, "_scans", lambda *_, **__: scans)
-            assert module.default_model([folder]) == "m0"
+    scans = [Series("nifti", (other,)), Series("dicom", (), modality="CT")]
+    with monkeypatch.context() as context:
+        context.setattr(module, "_scans", lambda *_, **__: scans)
+        assert module.default_model([folder]) == "m0"
     (folder / "b.nii.gz").symlink_to(scan)
     assert module.default_model([folder]) == "m1"

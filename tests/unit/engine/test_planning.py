@@ -163,7 +163,7 @@ def test_a_run_is_shared_out_among_its_cases(
     course = RunTimeline(100.0)
     for n in range(4):
         folder = published(tmp_path, f"case{n}", network=30.0, write=10.0, engine=5.0)
-        course.published[f"case{n}"] = folder.name
+        course.note_result(CaseOutcome(CaseRecord(f"case{n}", None, "", (), folder), ()))
     course.first_on_device, course.last_end = 103.0, 203.0
 
     assert compare_with_plan(tmp_path, course, Request(workflow, ())) is None

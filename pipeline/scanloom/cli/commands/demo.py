@@ -164,7 +164,7 @@ def _show(records: list[tuple[Sample, CaseRecord, list[dict[str, Any]]]]) -> Non
     from rich.table import Table
 
     screen = console()
-    for sample, record, rows in records:
+    for n, (sample, record, rows) in enumerate(records):
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name in ("structure", "ml", "true ml", "difference", ""):
             table.add_column(name, justify="left" if name in ("structure", "") else "right")
@@ -174,7 +174,9 @@ def _show(records: list[tuple[Sample, CaseRecord, list[dict[str, Any]]]]) -> Non
             table.add_row(
                 row["structure"], f"{row['ml']:.1f}", f"{row['drawn_ml']:.1f}", difference, verdict
             )
-        screen.print(f"\nSample study, {sample.title}: measured and true volumes")
+        if n:
+            screen.print()
+        screen.print(f"Sample study, {sample.title}: measured and true volumes")
         screen.print(table)
         for flag in record.flags:
             screen.print(f"! {flag.text} ({flag.code}).")

@@ -34,7 +34,7 @@ def doctor(
         else:
             findings = []
             for finding in examine(out):
-                _print(finding, new_topic=not findings or findings[-1].topic != finding.topic)
+                _print(finding, findings[-1].topic if findings else "")
                 findings.append(finding)
             _summarize(findings)
         if any(finding.level == "bad" for finding in findings):
@@ -72,10 +72,11 @@ def _guarded(check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult
         yield CheckResult("doctor", name, "bad", f"raised {type(exc).__name__}", advice)
 
 
-def _print(finding: CheckResult, *, new_topic: bool) -> None:
+def _print(finding: CheckResult, topic_before: str) -> None:
     screen = console()
-    if new_topic:
-        screen.print(f"\n{finding.topic}", style="bold")
+    if finding.topic != topic_before:
+        between = "\n" if topic_before else ""
+        screen.print(f"{between}{finding.topic}", style="bold")
     screen.print(f"  {finding.level:<5}", style=STYLES[finding.level], end="")
     screen.print(f"{finding.name}: {finding.seen}")
     if finding.advice:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from scanloom.convert.download.sources import Progress, Source
     from scanloom.convert.onnx_model import Answers
     from scanloom.convert.store import ModelEntry
-    from scanloom.inference.engines.cache import EngineTrial
 
 app = typer.Typer(
     cls=Group,
@@ -448,13 +447,17 @@ def print_entry(entry: ModelEntry) -> None:
     from rich.table import Table
 
     from scanloom.engine.machine.devices import NEVER_RUN
+    from scanloom.inference.engines.cache import trials_of
 
     card = entry.card
     if card is None:
         raise ValueError("the model has no card")
     facts = Table.grid(padding=(0, 2))
     untried = ("never run on", ", ".join(NEVER_RUN))
-    trials = [("engine", str(trial)) for trial in trials_of(card)]
+    trials = [
+        (_of(trial.model, card, "engine"), f"{trial}; on {trial.place}")
+        for trial in trials_of(card)
+    ]
     for name, text in (*_facts(card), *_origin(entry), *trials, untried):
         facts.add_row(name, text)
     table = Table("number", "label", "name", "code", "side", box=SIMPLE_HEAD, pad_edge=False)
@@ -493,6 +496,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
     """Return the JSON object of a model with its card."""
     from scanloom.cards.graph import networks
     from scanloom.engine.machine.devices import NEVER_RUN
+    from scanloom.inference.engines.cache import trials_of
 
     card = entry.card
     if card is None:
@@ -518,6 +522,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
                 "name": network.name,
                 "weights_sha256": [w.published for w in (network.weights, *network.folds)],
                 "structures": [s.label for s in network.structures],
+                "mirrored": _mirrored(network) or None,
             }
             for network in networks(card)
         ],
@@ -544,15 +549,6 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
     }
 
 
-def trials_of(card: ModelCard) -> list[EngineTrial]:
-    """Return the trials of engines for a model and its parts, by this user on this machine."""
-    from scanloom.cards.graph import networks
-    from scanloom.inference.engines.cache import all_trials
-
-    names = {network.name for network in networks(card)}
-    return [trial for trial in all_trials() if trial.model in names]
-
-
 def _licence(entry: ModelEntry) -> str:
     if entry.provenance is not None:
         return entry.provenance.licence
@@ -577,6 +573,7 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
         ("spacing", spacing),
         ("precisions", ", ".join(card.precisions)),
         ("--fast", less_work(card) or "changes nothing"),
+        *_mirrors(card),
         *_checks(card),
         *_weights(card),
     ]
@@ -588,6 +585,26 @@ def less_work(card: ModelCard) -> str:
     from scanloom.core import ComputeOptions
 
     return describe_changes(card, requested_card(card, ComputeOptions(fast=True)))
+
+
+def _mirrors(card: ModelCard) -> Iterator[tuple[str, str]]:
+    """Yield a line for each network that also runs on mirrored scans."""
+    from scanloom.cards.graph import networks
+
+    for network in networks(card):
+        if text := _mirrored(network):
+            yield _of(network.name, card, "mirrored"), text
+
+
+def _mirrored(network: ModelCard) -> str:
+    """Return how the scores of mirrored scans enter those of a network; "" if they do not."""
+    window = network.window
+    if not window.mirror:
+        return ""
+    flips = (1 << len(window.mirror)) - 1
+    several = "the mirrored scan" if flips == 1 else f"{flips} mirrored scans"
+    sides = ", where left and right change places" if window.mirrored_channels else ""
+    return f"scores are the mean with those of {several}{sides}, unless --mirror no"
 
 
 def _checks(card: ModelCard) -> Iterator[tuple[str, str]]:
@@ -621,9 +638,13 @@ def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
         else:
             yield "first stage", card.stage.card.name
     for network in networks(card):
-        name = "weights" if network.name == card.name else f"weights of {network.name}"
         for weights in (network.weights, *network.folds):
-            yield name, f"sha256 {weights.published}"
+            yield _of(network.name, card, "weights"), f"sha256 {weights.published}"
+
+
+def _of(network: str, card: ModelCard, title: str) -> str:
+    """Return the title of a line about a network of a model, which may have several."""
+    return title if network == card.name else f"{title} of {network}"
 
 
 def _origin(entry: ModelEntry) -> list[tuple[str, str]]:

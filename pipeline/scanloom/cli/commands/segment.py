@@ -176,18 +176,23 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
     from scanloom.engine.result_file import models_of
     from scanloom.io.output.layout import output_of
 
+    shown = False
     for path, record in records:
         if record.reason is not None:
             show_failure(path, record.reason, record.detail, record.private, record.choice)
         elif not quiet:
+            if shown:
+                console().print()
             show_case(path, record)
+            shown = True
     if quiet:
         return
     published = [record for _, record in records if not record.reason]
     for line in limitation_lines(m for record in published for m in models_of(record)):
         console().print(printable(line))
     if len(records) > 1 or not records or records[0][1].reason is None:
-        console().print(f"\n{summary(records, seconds)}")
+        begin = "\n" if shown else ""  # failures are on stderr
+        console().print(f"{begin}{summary(records, seconds)}")
     folders = {output_of(record.folder) for record in published if record.folder is not None}
     if len(published) > 1 and len(folders) == 1:
         out = printable(str(folders.pop()))
@@ -244,7 +249,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
         row = [m.label, f"{m.volume_ml:.1f}", mean, sd, m.unit, flags]
         table.add_row(*([m.model] if several else []), *row)
     screen = console()
-    screen.print(f"\n{printable(str(path))}: case {record.id}")
+    screen.print(f"{printable(str(path))}: case {record.id}")
     for line in choice_lines(record.choice):
         screen.print(line)
     screen.print(table)

@@ -159,7 +159,7 @@ class _Copy:
 
     def _result(self, folder: Path) -> bool:
         """Copy the files of a case or a correction; return whether it is as published."""
-        below = folder.relative_to(self._out)
+        below, before = folder.relative_to(self._out), (self.files, self.size)
         try:
             sums = read_sums(folder / CHECKSUMS)
             kept = {name: sums[name] for name in sums if self._is_copied(below / name)}
@@ -167,13 +167,14 @@ class _Copy:
                 if self._file(below / name) != digest:
                     raise ValueError("a file differs from its checksum")  # noqa: TRY301
             self._file(below / TIMING)
-        except (OSError, ValueError) as exc:
+            lines = "".join(f"{digest}  {name}\n" for name, digest in kept.items())
+            (self._target / below / CHECKSUMS).write_text(lines)
+            store_file_stamps(self._target / below)
+        except (OSError, ValueError, ScanError) as exc:  # ScanError: `timing.json` of a newer one
             self._leave_out(below, exc)
             shutil.rmtree(self._target / below, ignore_errors=True)
+            self.files, self.size = before
             return False
-        lines = "".join(f"{digest}  {name}\n" for name, digest in kept.items())
-        (self._target / below / CHECKSUMS).write_text(lines)
-        store_file_stamps(self._target / below)
         return True
 
     def _leave_out(self, path: Path, exc: Exception) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from scanloom.core import Reason, Series
@@ -12,8 +13,8 @@ from scanloom.engine.prepare import Request
 from scanloom.engine.results import tables
 from scanloom.engine.results.totals import TOTALS
 from scanloom.engine.results.verify import missing_tables
-from scanloom.engine.run_files import RUNS
-from scanloom.engine.workflow.schema import MAX_PAGE_BYTES, parse_stored_workflow
+from scanloom.engine.run_files import RUNS, WORKFLOW
+from scanloom.engine.workflow.schema import MAX_PAGE_BYTES, Workflow, parse_stored_workflow
 from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index.build import stored_index
@@ -52,7 +53,8 @@ def lacks_tables(out: Path) -> bool:
 def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     """Write tables of cases, and with the key `manifest`; return whether `manifest` was written.
 
-    The index of `out` and the workflow of its newest run are read, and the ledger is made anew.
+    The index of `out` and the workflow of its newest run are read, and the ledger is made anew. Of
+    a run that died while it indexed there is no workflow: that of the run before it counts.
     `damaged` is as in `scanloom.engine.results.tables.write_tables`.
 
     Raises
@@ -62,12 +64,10 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     """
     Ledger(out).rebuild()
     index = None if key is None else stored_index(out, key_fingerprint(key))
-    if key is None or index is None:
+    workflow = None if index is None else _newest_workflow(out)
+    if key is None or index is None or workflow is None:
         tables.write_case_tables(out, damaged)
         return False
-    run = _run_folders(out)[-1]
-    private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models
-    workflow = parse_stored_workflow(read_regular_file(private_copy, MAX_PAGE_BYTES))
     request = Request.of(workflow)
     endings, left_out = Outcomes(), Outcomes()
     chosen = select(index.series, workflow, request.cards, left_out.append, index.store)
@@ -81,6 +81,15 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
                     endings.append(Outcome(series.id, *ending))
     tables.write_tables(out, index, left_out, endings, key, None, damaged)
     return True
+
+
+def _newest_workflow(out: Path) -> Workflow | None:
+    """Return the workflow of the newest run that has stored it."""
+    for run in reversed(_run_folders(out)):
+        with suppress(FileNotFoundError):
+            private_copy = out / PRIVATE / RUNS / run.name / WORKFLOW  # has the paths of the models
+            return parse_stored_workflow(read_regular_file(private_copy, MAX_PAGE_BYTES))
+    return None
 
 
 def _run_folders(out: Path) -> list[Path]:

@@ -356,6 +356,10 @@ class RunCases:
                 if outcome is not None:
                     self._note(outcome, (entry.id for entry in inputs))
 
+    def drop_ledger(self) -> None:
+        """Let go of the ledger, which takes some 150 bytes a case: no more cases are compared."""
+        self._ledger = None
+
     def _earlier_outcome(self, case: Case) -> Outcome | None:
         """Return how a case ended before, None if it is to be worked on.
 

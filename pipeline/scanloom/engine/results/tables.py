@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
-from scanloom.engine.run_files import WORKFLOW
+from scanloom.engine.run_files import RUNS, WORKFLOW, exclusively
 from scanloom.engine.workflow.schema import MAX_PAGE_BYTES
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.extras.radiomics import feature_columns, read_features
@@ -70,6 +70,8 @@ RADIOMICS = "radiomics"
 MANIFEST_COLUMNS = ("file", "copy", "case", "outcome", "reason", "detail")
 MEASUREMENT_COLUMNS = ("case", *COLUMNS, "recipe")
 
+_MERGE_WAIT_S = 3600.0
+"""Longest wait for another shard that merges the tables of a large archive."""
 _SOP_INSTANCE_UID = 0x00080018
 _WRITTEN = b"scanloom.written"
 """Key of the metadata that tell what the manifest was written from."""
@@ -197,17 +199,21 @@ def merge_shard_tables(out: Path, damaged: set[str] | None = None) -> bool:
 
 
 def _merge_shards(out: Path, newest: Path, damaged: set[str]) -> None:
-    """Write both tables over `newest` and all other shards with the same workflow."""
-    workflow = _workflow_of(newest)
-    manifests = [
-        _manifest_of(run)
-        for run in (out / "runs").iterdir()
-        if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == workflow)
-    ]
-    # By time, not by name: shards of one job array start together, and end apart
-    manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    write_table(out / MANIFEST, MANIFEST_COLUMNS, _merged(manifests))
-    write_case_tables(out, damaged)
+    """Write both tables over `newest` and all other shards with the same workflow.
+
+    One after another: of two that end at the same time, the second has the manifest of the first.
+    """
+    workflow, runs = _workflow_of(newest), out / RUNS
+    with exclusively(runs, _MERGE_WAIT_S):
+        manifests = [
+            _manifest_of(run)
+            for run in runs.iterdir()
+            if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == workflow)
+        ]
+        # By time, not by name: shards of one job array start together, and end apart
+        manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        write_table(out / MANIFEST, MANIFEST_COLUMNS, _merged(manifests))
+        write_case_tables(out, damaged)
 
 
 def _manifest_of(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import csv
 import hashlib
 import json
 from collections import defaultdict, deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -159,13 +159,22 @@ def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
     try:
         if path.suffix == ".csv":
             with TextIOWrapper(open_regular_file(path), "utf-8", newline="") as text:
-                yield from csv.DictReader(text, strict=True)
+                rows = csv.DictReader(text, strict=True)
+                _check_columns(rows.fieldnames or ["case"])
+                yield from rows
             return
         with open_regular_file(path) as stream, open_parquet(stream) as file:
+            _check_columns(file.schema_arrow.names)
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 yield from map(_as_csv, batch.to_pylist())
     except errors as exc:
         raise TableUnreadableError(path.name) from exc
+
+
+def _check_columns(names: Sequence[str]) -> None:
+    """Refuse a table that another program saved: with semicolons, say, or a byte order mark."""
+    if "case" not in names:
+        raise ValueError("it has no column `case`")
 
 
 def _as_csv(row: dict[str, Any]) -> _Row:

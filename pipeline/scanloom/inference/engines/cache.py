@@ -18,17 +18,19 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanloom.core import user_cache_folder
+from scanloom.cards.graph import networks
+from scanloom.core import counted, user_cache_folder
 from scanloom.core.process import lock_file
 from scanloom.own_python import is_ours, make_private_folder
 
 if TYPE_CHECKING:
     import torch
 
+    from scanloom.cards.card import ModelCard
     from scanloom.inference.engines.protocol import Engine, NetworkRequest
 
 
@@ -184,6 +186,10 @@ class EngineTrial:
         Seconds of the preparation.
     failed : str
         Why the engine can't run the network; empty if it can.
+    weights : str
+        SHA-256 of the network's weights: another version of the model has other trials.
+    place : str
+        Of one network there is a trial for each of these: see `place_of`.
     """
 
     model: str
@@ -198,6 +204,9 @@ class EngineTrial:
     engine_s: float = 0.0
     prepare_s: float = 0.0
     failed: str = ""
+    _: KW_ONLY
+    weights: str
+    place: str
 
     @property
     def alike(self) -> bool:
@@ -261,6 +270,15 @@ def trial_file(engine: Engine, request: NetworkRequest) -> Path:
     return exports_folder() / "verdicts" / f"{export_key(subject)}.json"
 
 
+def place_of(request: NetworkRequest) -> str:
+    """Return in words where a trial is made: device, threads, windows of a batch, and torch."""
+    count, _, *size = request.shape
+    threads = f", {counted(request.threads, 'thread')}" if request.device.type == "cpu" else ""
+    windows = f"{counted(count, 'window')} of {' x '.join(map(str, size))}"
+    version = request.cache_subject["torch"]
+    return f"{device_model(request.device)}{threads}, {windows} at once, torch {version}"
+
+
 def device_model(device: torch.device) -> str:
     """Return the name of a device's hardware."""
     if device.type == "cuda":
@@ -307,8 +325,18 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
+def trials_of(card: ModelCard) -> list[EngineTrial]:
+    """Return the trials of the networks of a model, with their weights of now."""
+    hashes = {
+        weights.sha256
+        for network in networks(card)
+        for weights in (network.weights, *network.folds)
+    }
+    return [trial for trial in all_trials() if trial.weights in hashes]
+
+
 def all_trials() -> list[EngineTrial]:
     """Return all trials of this user on this machine, by model and engine."""
     paths = (exports_folder() / "verdicts").glob("*.json")
     trials = [trial for path in paths if (trial := read_trial(path)) is not None]
-    return sorted(trials, key=lambda t: (t.model, t.engine, t.precision))
+    return sorted(trials, key=lambda t: (t.model, t.engine, t.precision, t.place))

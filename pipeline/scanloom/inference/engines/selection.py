@@ -31,6 +31,7 @@ from scanloom.inference.engines.cache import (
     EngineTrial,
     export_key,
     one_at_a_time,
+    place_of,
     read_trial,
     save_measurement,
     trial_file,
@@ -455,7 +456,15 @@ def measure(
     Labels are compared with those of torch in float32, the time with torch in the same type.
     """
     card, loaded = model.card, model.loaded
-    names = (card.name, engine.name, str(engine.version()), request.precision)
+    measured = functools.partial(
+        EngineTrial,
+        card.name,
+        engine.name,
+        str(engine.version()),
+        request.precision,
+        weights=request.identity[-1],
+        place=place_of(request),
+    )
     probes = scan.probes()
     typed = [probe.to(loaded.takes) for probe in probes]
 
@@ -503,14 +512,13 @@ def measure(
         prepare_s = time.perf_counter() - began
         labels, engine_s = timed(run)
     except EngineUnfitError as exc:
-        return EngineTrial(*names, failed=str(exc))
+        return measured(failed=str(exc))
     except Exception as exc:  # its library has errors of its own
         if is_out_of_memory(exc):
             raise
-        return EngineTrial(*names, failed=f"{type(exc).__name__} while it ran")
+        return measured(failed=f"{type(exc).__name__} while it ran")
     equal, dice = compare_labels(reference, labels, scan.voxel_ml)
-    trial = EngineTrial(
-        *names,
+    trial = measured(
         windows=len(probes),
         equal=equal,
         dice=dice,

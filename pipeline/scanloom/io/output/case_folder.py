@@ -29,7 +29,8 @@ from scanloom.cards.card import ModelCard
 from scanloom.core import Case, Flag, Grid, Measurement, Outputs, Reason, ScanError, Segmentation
 from scanloom.io.output.audit import AuditTrail, result_line
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
-from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.file_names import CASE, CHECKSUMS, TIMING
+from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import case_folder
 from scanloom.io.output.ledger import add_published
 from scanloom.io.output.private import private_folder
@@ -145,13 +146,15 @@ class CaseFolder:
         Raises
         ------
         ScanError
-            STALE if a result of another recipe exists and `replace` is false; KEY_MISMATCH if OUT
-            was claimed for another key in the meantime.
+            STALE if a result of another recipe exists and `replace` is false; ID_TAKEN if another
+            case was given the name of its source in the meantime; KEY_MISMATCH if OUT was claimed
+            for another key.
         OSError
             If writing fails; leaving the block converts it to ScanError.
         """
         target = self.target
         check_folder(target.parent)
+        self._check_owner(target)
         if not replace and self._is_published(target):
             return target
         if self._staged is None:
@@ -165,6 +168,7 @@ class CaseFolder:
         for folder in created:
             fsync_path(folder.parent)
         with self._locked() as private:
+            self._check_owner(target)
             if not replace and self._is_published(target):  # while the files were synced
                 return target
             # Crosswalk, ledger and audit trail have the case before it becomes visible
@@ -189,6 +193,13 @@ class CaseFolder:
             old.rename(target)
             raise
         shutil.rmtree(old, ignore_errors=True)  # the next start removes any remains
+
+    def _check_owner(self, target: Path) -> None:
+        """Refuse to replace the result of another case: two processes may have chosen one name."""
+        case = _case_of(self.path)
+        if self.name != case and _case_of(target) not in (None, case):
+            detail = "a result of another scan was given this name meanwhile: run it again"
+            raise ScanError(Reason.ID_TAKEN, detail)
 
     def _is_published(self, target: Path) -> bool:
         """Return whether another process was given the same case and finished first.
@@ -253,6 +264,13 @@ def remove_staged(out: Path, name: str) -> None:
     with suppress(FileNotFoundError):
         folder.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
+
+
+def _case_of(folder: Path) -> str | None:
+    """Return the id of the case whose result is in a folder; None if it tells none."""
+    with suppress(OSError, ValueError, LookupError, ScanError):
+        return str(read_json(folder / CASE)["case"])
+    return None
 
 
 def _provenance(folder: Path) -> ResultProvenance | None:

@@ -24,6 +24,14 @@ ENGINES = "engines"
 _DOCUMENT = "engine.json"
 
 
+def remove_unused_engines(out: Path) -> None:
+    """Remove a new output folder in which nothing is but engines: no case could be written."""
+    with suppress(OSError):
+        if [path.name for path in out.iterdir()] == [ENGINES]:
+            shutil.rmtree(out / ENGINES)
+            out.rmdir()
+
+
 class OutputEngines:
     """The engines of an output folder's networks, as `scanloom.core.engines.EngineRecords`.
 

@@ -164,8 +164,7 @@ def clean_up(out: Path, since: float) -> None:
     runs = [*out.glob("runs/*"), *(out / PRIVATE).glob("runs/*")]
     for folder in (*map(out.joinpath, names), *runs):
         remove_stale_temporaries(folder, since)
-    work = out / ".work"
-    for path in work.iterdir() if work.is_dir() else ():
+    for path in _entries(out):
         with suppress(FileNotFoundError):  # removed by the run of another shard
             if _BIDS_FOLDER.fullmatch(path.name) and path.stat().st_mtime < since:
                 shutil.rmtree(path, ignore_errors=True)
@@ -249,12 +248,16 @@ class WorkEntry:
         return f"{self.name}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
 
 
+def _entries(out: Path) -> list[Path]:
+    """Return the entries of `OUT/.work`; none if it is gone, as when no process builds a case."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted((out / ".work").iterdir())
+    return []
+
+
 def _recover(out: Path) -> None:
     """Complete or undo the replacements that dead processes left in `.work`."""
-    work = out / ".work"
-    if not work.is_dir():
-        return
-    entries = {p: entry for p in sorted(work.iterdir()) if (entry := WorkEntry.parse(p.name))}
+    entries = {path: entry for path in _entries(out) if (entry := WorkEntry.parse(path.name))}
     abandoned = {path: entry for path, entry in entries.items() if entry.is_abandoned(path)}
     for path, entry in abandoned.items():
         if entry.state == "old":
@@ -262,7 +265,11 @@ def _recover(out: Path) -> None:
             if not target.exists():
                 check_folder(target.parent)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                (ready if ready.is_dir() else path).rename(target)
+                try:
+                    (ready if ready.is_dir() else path).rename(target)
+                except OSError:
+                    if not target.exists():  # else another process recovered it just now
+                        raise
                 for folder in (target.parent, target.parent.parent):
                     fsync_path(folder)
     for path in abandoned:

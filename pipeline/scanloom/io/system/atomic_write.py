@@ -131,7 +131,11 @@ def remove_stale_temporaries(folder: Path, since: float) -> None:
     In a temporary folder too, only files with the name of a draft are removed: `.backup.20261124`
     may be somebody's.
     """
-    for path in folder.iterdir() if folder.is_dir() else ():
+    try:
+        paths = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for path in paths:
         with suppress(FileNotFoundError):  # removed by another process
             if not _TEMPORARY.fullmatch(path.name):
                 continue

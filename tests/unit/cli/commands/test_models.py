@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from scanloom.convert import store
+from scanloom.convert.store import find_model
+from scanloom.inference.engines.cache import EngineTrial, exports_folder, save_measurement
 from support.commands import scanloom, write_tiny_bundle
 
 
@@ -51,6 +54,43 @@ def test_show_prints_hash_spacing_licence_and_codes(own_models: Path) -> None:
     for text in (digest, "1.5 x 1.5 x 2 mm", "RAS", "UNet", "float32", "Tests only", "SCT"):
         assert text in reported
     assert "never run on ROCm, MPS, XPU" in reported
+
+
+def test_show_tells_the_trials_of_an_engine_apart() -> None:
+    """By where they were made; those of other weights tell nothing of the model."""
+    weights = find_model("ct_tissue").weights.sha256
+    measured = EngineTrial(
+        *("ct_tissue", "openvino", "1.0", "float32", 2),
+        equal=1.0,
+        torch_s=1.0,
+        engine_s=0.5,
+        weights=weights,
+        place="a processor, 2 threads",
+    )
+    trials = [
+        measured,
+        replace(measured, place="a processor, 8 threads", engine_s=0.25),
+        replace(measured, place="another", weights="0" * 64),
+    ]
+    for n, trial in enumerate(trials):
+        save_measurement(exports_folder() / "verdicts" / f"{n}.json", asdict(trial))
+
+    shown = scanloom("models", "show", "ct_tissue").out
+    document = scanloom("models", "show", "ct_tissue", "--json").document
+
+    rows = [" ".join(line.split()) for line in shown.splitlines() if line.startswith("engine")]
+    assert [row.rpartition("; on ")[2] for row in rows] == [each.place for each in trials[:2]]
+    assert "2.00 times as fast" in rows[0]
+    assert "4.00 times as fast" in rows[1]
+    assert [each["place"] for each in document["model"]["engines"]] == [t.place for t in trials[:2]]
+
+
+def test_show_says_that_a_model_also_looks_at_the_mirrored_scan() -> None:
+    shown = " ".join(scanloom("models", "show", "brain_anatomy").out.split())
+
+    mean = "mirrored scores are the mean with those of the mirrored scan, where left and right"
+    assert f"{mean} change places, unless --mirror no" in shown
+    assert "mirrored" not in scanloom("models", "show", "ct_tissue").out
 
 
 def test_show_as_json(own_models: Path) -> None:

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
+from scanloom.cli.commands.segment import show
+from scanloom.core import CaseRecord, Reason
 from support.bundles import spleen_config, spleen_metadata, write_bundle
 from support.commands import scanloom
 from support.write_dicom import Geometry, Words, noise, write_series
@@ -338,6 +340,15 @@ def test_an_unknown_model_is_refused(study: Path, tmp_path: Path) -> None:
     assert ended.code == 65
     assert "MODEL_UNKNOWN" in ended.err
     assert "scanloom models list" in ended.err
+
+
+def test_the_line_that_counts_failed_scans_is_the_first_on_stdout(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failed = CaseRecord("", Reason.NO_IMAGES, "no scan here", (), None)
+    show([(Path("a"), failed), (Path("b"), failed)], 1.0)
+
+    assert capsys.readouterr().out == "2 scans: 0 done, 2 skipped, 0 failed; 1.0 s\n"
 
 
 def test_another_key_is_refused(study: Path, tiny_model: Path, tmp_path: Path) -> None:

@@ -113,6 +113,14 @@ def test_the_same_command_again_finds_the_file_and_another_does_not_replace_it(
     assert set(np.unique(sitk.GetArrayFromImage(sitk.ReadImage(file)))) == {0, 2}
     assert entries(tmp_path) == {"study", "labels.nii.gz", "labels.json"}
 
+    file.unlink()  # as if the command had been killed between the two
+    other = segment(study, tiny_model, file)
+    again = segment(study, tiny_model, file, "--structures", "liver")
+
+    assert (other.code, again.code) == (65, 0), again.err
+    assert "labels.json exists already (STALE)" in other.err
+    assert file.exists()
+
 
 def test_a_segmentation_of_3d_slicer(study: Path, tiny_model: Path, tmp_path: Path) -> None:
     ended = segment(study, tiny_model, tmp_path / "labels.seg.nrrd")
@@ -334,6 +342,6 @@ def test_killed_at_any_moment_it_leaves_no_half_file(
         assert files.items() <= whole.items(), moment
         assert files.keys() in (set(), {"labels.json"}, whole.keys()), moment
         assert all(p.name.startswith(".scanloom-") for p in left.iterdir() if p.is_dir())
-        again = segment(study, tiny_model, left / "labels.nii.gz", "--replace")
+        again = segment(study, tiny_model, left / "labels.nii.gz")
         assert again.code == 0, again.err
         assert entries(left) == {"labels.nii.gz", "labels.json"}, moment

@@ -82,6 +82,19 @@ def test_a_case_that_was_changed_is_left_out(out: Path, tmp_path: Path) -> None:
     assert (tmp_path / "copy" / second / "case.json").exists()
 
 
+@pytest.mark.parametrize("timing", ["{", '{"schema": 99}'])
+def test_a_case_whose_timing_is_damaged_is_left_out(timing: str, out: Path, tmp_path: Path) -> None:
+    """It has no checksum; what was copied of the case before does not count."""
+    (out / "cases/aa/timing.json").write_text(timing)
+
+    made = export(out, tmp_path / "copy")
+
+    assert (made.cases, made.left_out) == (1, ("cases/aa",))
+    copied = {name for name in files(tmp_path / "copy") if not name.endswith("SHA256SUMS")}
+    assert made.files == len(copied)
+    assert made.size == sum((out / name).stat().st_size for name in copied)
+
+
 def test_a_link_is_not_followed(out: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("Nightingale")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.engine.results.tables import MANIFEST_COLUMNS, merge_shard_tables
+from scanloom.engine.run_files import exclusively
 from scanloom.io.output.json_file import write_json
 from support.make_report import add_case, id_of, measured
 
@@ -86,6 +88,22 @@ def test_another_workflow_is_another_run(out: Path) -> None:
     merge_shard_tables(out)
 
     assert outcomes(out) == ["open", "used"]
+
+
+def test_shards_that_end_together_merge_one_after_the_other(out: Path) -> None:
+    """Else the one that began first may end last, without the manifest of the other."""
+    shard(out, "1", [USED])
+    merge_shard_tables(out)
+    (out / "manifest.csv").unlink()
+
+    with exclusively(out / "runs"):
+        second = threading.Thread(target=merge_shard_tables, args=(out,))
+        second.start()
+        second.join(2.0)
+        assert not (out / "manifest.csv").exists()
+    second.join(60.0)
+
+    assert (out / "manifest.csv").exists()
 
 
 def test_a_run_without_shards_is_not_merged(out: Path) -> None:

@@ -60,6 +60,16 @@ def test_one_flipped_bit_one_missing_one_extra(out: Path) -> None:
     assert subprocess.run(check, cwd=first, capture_output=True).returncode == 1
 
 
+@pytest.mark.parametrize("head", ["case;model", "\ufeffcase,model"])
+def test_a_table_that_a_spreadsheet_has_saved_is_named(head: str, out: Path) -> None:
+    (out / "measurements.csv").write_text(f"{head}\naa,tiny\n", encoding="utf-8")
+
+    assert set(verify(out)) == {
+        Discrepancy("unreadable", "measurements.csv"),
+        Discrepancy("missing", "measurements.parquet"),
+    }
+
+
 def test_a_flipped_bit_of_the_crosswalk_is_found(out: Path) -> None:
     with private_folder(out, "f" * 26) as private:
         add_sources(private, [SourceRecord(f"id{n}", "nifti", f"/scan{n}", 1) for n in range(30)])

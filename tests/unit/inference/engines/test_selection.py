@@ -222,7 +222,13 @@ def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
 
 
 MEASURED = EngineTrial(
-    "m", "openvino", "1", "float32", 2, equal=0.9999, dice=0.998, torch_s=1.0, engine_s=0.5
+    *("m", "openvino", "1", "float32", 2),
+    equal=0.9999,
+    dice=0.998,
+    torch_s=1.0,
+    engine_s=0.5,
+    weights="0" * 64,
+    place="a processor",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -38,6 +39,7 @@ from scanloom.io.output.work_folder import (
     open_output,
     process_file_name,
 )
+from scanloom.io.system.scratch_folders import host_id
 from scanloom.review.report.page import write_report
 from support.layouts import both_layouts, case_folders, folder_of
 
@@ -251,6 +253,28 @@ def test_a_result_that_appears_while_files_are_synced_is_not_replaced(
     assert not list(out.glob(".work/*"))
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_of_two_cases_with_the_name_of_one_source_the_first_stays(
+    replace: bool, tmp_path: Path
+) -> None:
+    """Two processes saw that no case has it: PatientID and series number of two studies, say."""
+
+    def publish_as(case: str, *, replace: bool) -> Path:
+        with CaseFolder(tmp_path, "P1_2", KEY) as folder:
+            document = {"case": case, "recipe": "one", "source": {"hash": case}}
+            write_document(folder.path / "case.json", document)
+            (folder.path / "timing.json").write_text("{}")
+            return folder.publish(replace=replace)
+
+    published = publish_as("a" * 26, replace=False)
+    with pytest.raises(ScanError) as caught:
+        publish_as("b" * 26, replace=replace)
+
+    assert caught.value.code == "ID_TAKEN"
+    assert json.loads((published / "case.json").read_text())["case"] == "a" * 26
+    assert publish_as("a" * 26, replace=replace) == published
+
+
 def test_other_content_of_the_source_replaces_a_result_of_the_same_recipe(tmp_path: Path) -> None:
     """Without being asked to; the same content leaves the first result as it is."""
     out = tmp_path / "out"
@@ -363,6 +387,42 @@ def test_what_a_living_process_builds_is_left_alone(tmp_path: Path) -> None:
         assert folder.path.is_dir()
         assert elsewhere.is_dir()
         assert (out / ".work" / "notes").is_dir()
+
+
+def test_a_work_folder_that_another_process_removes_just_now_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, is_dir = tmp_path / ".work", Path.is_dir
+
+    def removed_then(path: Path) -> bool:
+        found = is_dir(path)
+        if path == work and found:
+            work.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", removed_then)
+    for look in (lambda: open_output(tmp_path, KEY), lambda: clean_up(tmp_path, 2000)):
+        work.mkdir(exist_ok=True)
+        look()
+
+
+def test_of_two_that_recover_a_result_the_second_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = WorkEntry(CASE, host_id(), 1, "0", "0" * 8, "old")
+    left, rename = tmp_path / ".work" / str(old), Path.rename
+    left.mkdir(parents=True)
+    (left / "file").touch()
+
+    def rename_after_another(path: Path, target: Path) -> Path:
+        if path.exists():
+            rename(path, target)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_after_another)
+    open_output(tmp_path, KEY)
+
+    assert files(tmp_path) == {f"cases/{CASE}/file"}
 
 
 def test_failed_last_rename_gives_the_old_result_back(
