@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import ScanError, counted, format_bytes
-from scanloom.core.process import core_count
+from scanloom.core.process import core_count, memory_limits
 from scanloom.engine.machine.devices import (
     NEVER_RUN,
     amd_gpu_count,
@@ -333,8 +333,11 @@ def _memory() -> CheckResult:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Return available memory in bytes: the machine's, or less if a cgroup limits it."""
-    amounts = [_meminfo(root / "proc/meminfo"), _cgroup(root / "sys/fs/cgroup")]
+    """Return available memory in bytes: the machine's, or less if a container or job limits it."""
+    amounts = [_meminfo(root / "proc/meminfo")]
+    # Within a container, /proc/meminfo still tells of the whole machine
+    limits = memory_limits(root / "sys/fs/cgroup", root / "proc/self/cgroup")
+    amounts += [max(limit - used, 0) for limit, used in limits]
     known = [amount for amount in amounts if amount is not None]
     return min(known) if known else None
 
@@ -344,17 +347,6 @@ def _meminfo(file: Path) -> int | None:
         lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return None
-
-
-def _cgroup(folder: Path) -> int | None:
-    """Return the memory left under a container's limit (cgroup v2), None without a limit."""
-    try:
-        # Within a container, /proc/meminfo still tells of the whole machine
-        limit = (folder / "memory.max").read_text().strip()
-        used = (folder / "memory.current").read_text().strip()
-        return max(int(limit) - int(used), 0)
-    except (OSError, ValueError):  # ValueError: "max" means no limit
         return None
 
 

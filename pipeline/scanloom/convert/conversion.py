@@ -44,7 +44,7 @@ from scanloom.io.system.scratch_folders import (
 )
 from scanloom.own_python import is_ours, make_private_folder
 
-_SCHEMA: Final = 3
+_SCHEMA: Final = 4
 """Increased when a reader makes another card of the same files: models are then converted again."""
 _SOURCES_FILE: Final = "sources.json"
 """Record of a conversion: the files that it was made of, and its weights."""

@@ -412,6 +412,7 @@ def _slope(options: _Arguments) -> float | None:
 
 _BEST: Final = "checkpoint_best.pth"
 CHECKPOINTS: Final = ("checkpoint_final.pth", _BEST)
+_FOLD: Final = re.compile(r"fold_\d+", re.ASCII)
 MAX_FOLDS: Final = 100
 """Most folds of a model; nnU-Net trains five."""
 WEIGHTS_KEY: Final = "network_weights"
@@ -583,7 +584,9 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], 
 
     Without a choice, all folds are used; the one trained on all data only if there is no other.
     """
-    folds = sorted(entry.name for entry in folder.glob("fold_[0-9]*") if entry.is_dir())
+    # not those of copies, such as fold_0_old
+    entries = (entry for entry in folder.glob("fold_*") if _FOLD.fullmatch(entry.name))
+    folds = sorted(entry.name for entry in entries if entry.is_dir())
     folds = folds or [entry.name for entry in (folder / "fold_all",) if entry.is_dir()]
     if not folds:
         raise damaged("the folder has no fold (fold_0, fold_all)")
@@ -668,8 +671,10 @@ def _stage(
     if later:
         raise unsupported("a cascade of more than two stages")
     resampling = configuration.resampling_fn_seg_kwargs
-    if resampling.order != 1 or resampling.order_z != 0 or not resampling.is_seg:
+    if resampling.order != 1 or not resampling.is_seg:
         raise unsupported("resampling of the previous stage's labels by another order than 1")
+    if resampling.order_z != 0 or resampling.force_separate_z is True:
+        raise unsupported("order_z or force_separate_z of the previous stage's labels")
     if resampling.separate_above != configuration.resampling_fn_data_kwargs.separate_above:
         detail = "separate resampling of slices for scans but not for labels, or the reverse"
         raise unsupported(detail)

@@ -23,6 +23,7 @@ _MAX_DEPTH: Final = 50
 """Largest depth of graphs within operators."""
 _FLOAT32: Final = 1
 _EXTERNAL: Final = 1
+_UINT32: Final = (1 << 32) - 1
 
 _PARTS: Final[Mapping[str, Mapping[int, str]]] = {
     "model": {7: "graph"},
@@ -122,11 +123,19 @@ def _check_part(kind: str, data: memoryview, graph: OnnxFile, depth: int) -> Non
         operator = f"{truncate(domain, 60)}.{truncate(_text(data, 4), 40)}"
         raise unsafe(f"the ONNX file has the operator {operator}, which is none of ONNX's own")
     for number, value, _ in _fields(data):
-        if kind == "tensor" and number == 14 and value == _EXTERNAL:
+        if kind == "tensor" and number == 14 and _is_external(value):
             graph.external = True
         part = _PARTS[kind].get(number)
         if part is not None and not isinstance(value, int):
             _check_part(part, value, graph, depth + 1)
+
+
+def _is_external(value: int | memoryview) -> bool:
+    """Return whether a tensor's `data_location` is a file, as Protocol Buffers reads an enum.
+
+    Its C++ library keeps the lower 32 bits of a number.
+    """
+    return isinstance(value, int) and value & _UINT32 == _EXTERNAL
 
 
 def _port(data: memoryview) -> Port:
@@ -165,7 +174,7 @@ def _with_raw_data(data: memoryview, folder: Path, left: list[int]) -> memoryvie
         if number == 13 and not isinstance(value, int):
             where[_text(value, 1)] = _text(value, 2)
         elif number == 14:
-            external = value == _EXTERNAL
+            external = _is_external(value)
         else:
             own += raw
     if not external:
@@ -206,6 +215,8 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryvie
     while at < len(data):
         start = at
         tag, at = _varint(data, at)
+        if tag > _UINT32:  # of which Protocol Buffers keeps the lower bits: those of another field
+            raise damaged("model.onnx is not an ONNX file")
         value: int | memoryview = 0
         match tag & 7:
             case 0:

@@ -12,13 +12,17 @@ import signal
 import sys
 import time
 import traceback
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
 from scanloom.core.errors import ScanError
 from scanloom.core.reasons import Reason
 
 CGROUPS = Path("/sys/fs/cgroup")
-"""Limits of a container, as Linux shows them in it."""
+"""Limits of control groups, of which a container, a service and a job of a cluster are some."""
+OWN_GROUPS = Path("/proc/self/cgroup")
+"""The control groups of this process."""
 
 
 def core_count() -> int:
@@ -33,24 +37,64 @@ def core_count() -> int:
     return os.cpu_count() or 1
 
 
-def container_limit(folder: Path = CGROUPS) -> int | None:
+def container_limit(folder: Path = CGROUPS, own: Path = OWN_GROUPS) -> int | None:
     """Return the cores that a container's limit allows, rounded up; None without a limit.
+
+    Parameters as of `control_groups`.
+    """
+    cores = []
+    for group in control_groups("cpu", folder, own):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            try:
+                texts = [(group / name).read_text(encoding="ascii") for name in names]
+                quota, period = (float(number) for number in " ".join(texts).split())
+            except (OSError, ValueError):  # "max" in version 2
+                continue
+            if quota > 0 and period > 0:
+                cores.append(math.ceil(quota / period))
+    return min(cores, default=None)
+
+
+def control_groups(
+    controller: str, folder: Path = CGROUPS, own: Path = OWN_GROUPS
+) -> Iterator[Path]:
+    """Yield the folders of this process's control group and of all above it: each may have limits.
+
+    In a container its own group is the mount itself. A job of a cluster is a group within.
 
     Parameters
     ----------
+    controller : str
+        What is limited: "cpu" or "memory".
     folder : Path
-        Mount of the control groups: version 2 has `cpu.max`, version 1 a folder `cpu`.
+        Mount of the control groups: version 1 has a folder in it for each controller.
+    own : Path
+        File with the groups of the process. Those that a container does not show are left out.
     """
-    files = ((("cpu.max",),), (("cpu", "cpu.cfs_quota_us"), ("cpu", "cpu.cfs_period_us")))
-    for names in files:
-        try:
-            texts = [folder.joinpath(*name).read_text(encoding="ascii") for name in names]
-            quota, period = (float(number) for number in " ".join(texts).split())
-        except (OSError, ValueError):  # "max" in version 2
-            continue
-        if quota > 0 and period > 0:
-            return math.ceil(quota / period)
-    return None
+    paths = {"": "/", controller: "/"}
+    with suppress(OSError, ValueError):
+        for line in own.read_text(encoding="utf-8").splitlines():
+            _, names, path = line.split(":", 2)
+            paths.update({name: path for name in names.split(",") if name in paths})
+    for name, path in paths.items():
+        group = PurePosixPath(path.lstrip("/"))
+        yield from (folder / name / each for each in (group, *group.parents))
+
+
+def memory_limits(folder: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[tuple[int, int]]:
+    """Yield the limit of memory of each control group that has one, and its use of it, in bytes.
+
+    Version 1 states a limit beyond any memory for none. Parameters as of `control_groups`.
+    """
+    for group in control_groups("memory", folder, own):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            with suppress(OSError, ValueError):  # "max" in version 2
+                texts = ((group / name).read_text(encoding="ascii") for name in (limit, used))
+                most, present = map(int, texts)
+                yield most, present
 
 
 SHARED_DEVICES = "SCANLOOM_SHARED_DEVICES"

@@ -42,6 +42,7 @@ from scanloom.cards.card import (
 )
 from scanloom.cards.graph import networks, stages
 from scanloom.core import Grid, Reason, ScanError, format_bytes
+from scanloom.core.process import memory_limits
 from scanloom.inference.device import VALUES_PER_VOXEL, device_memory
 from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
 from scanloom.inference.network.architectures import MetaShapeRules, build_network, meta_dispatch
@@ -637,12 +638,10 @@ def resident() -> int:
 
 
 def machine_memory() -> int | None:
-    """Return the memory of the machine or the container in bytes; None if unknown."""
-    limits = []
+    """Return the memory of the machine, or of a container or job, in bytes; None if unknown."""
+    limits = [limit for limit, _ in memory_limits()]
     with suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with suppress(ValueError, OSError):  # "max" is not a number
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return min(limits, default=None)
 
 

@@ -30,7 +30,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.inference.device import all_finite, is_out_of_memory
 from scanloom.inference.geometry import Shape
 from scanloom.inference.network.layers import FinalLayer
-from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, take_turns
+from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, is_on, take_turns
 from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.transfers import LateAnswer
 
@@ -372,8 +372,7 @@ def place_networks(loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
 
     def place(network: nn.Module) -> nn.Module:
         # A look at one value costs less than to move all to where they are: the device waits
-        first = next(itertools.chain(network.parameters(), network.buffers()), None)
-        return network if first is not None and first.device == device else network.to(device)
+        return network if is_on(network, device) else network.to(device)
 
     return [
         Fold(

@@ -204,6 +204,17 @@ def short(folder: Path) -> None:
     outside("weights.bin")(folder)
 
 
+def more_than_32_bits(field: bytes) -> Callable[[Path], object]:
+    """Write the location of the numbers, "external", in a form of which readers keep 32 bits."""
+
+    def write(folder: Path) -> None:
+        content = onnx_files.tensor("w1", WEIGHTS["w1"], ("/etc/passwd", 0))
+        plain = onnx_files.message((14, 1))
+        graph(nodes=[attribute(5, content.removesuffix(plain) + field)])(folder)
+
+    return write
+
+
 def attribute(number: int, content: bytes) -> bytes:
     """Return an operator with one attribute."""
     own = onnx_files.message((1, "value"), (number, content))
@@ -231,6 +242,16 @@ REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
     "training": (graph(parts=[(20, b"")]), "MODEL_UNSUPPORTED", "for training"),
     "operator within an operator": (within_an_operator, "MODEL_UNSAFE", "my.ops.Relu"),
     "external tensor of an operator": (constant_outside, "MODEL_UNSAFE", "'/etc/passwd', outside"),
+    "number of 33 bits": (
+        more_than_32_bits(onnx_files.message((14, 1 + (1 << 32)))),
+        "MODEL_UNSAFE",
+        "'/etc/passwd', outside",
+    ),
+    "field of 33 bits": (
+        more_than_32_bits(onnx_files.message((14 + (1 << 29), 1))),
+        "MODEL_DAMAGED",
+        "not an ONNX file",
+    ),
     "absolute path": (outside("/etc/passwd"), "MODEL_UNSAFE", "'/etc/passwd', outside"),
     "path up": (outside("../secret"), "MODEL_UNSAFE", "'../secret', outside"),
     "no path": (outside(""), "MODEL_UNSAFE", "outside"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.card_file import read_card
+from scanloom.cards.card_file import CARD_FILE, read_card
 from scanloom.convert.conversion import convert_model
 from scanloom.convert.download.sources import (
     TASK_FILE,
@@ -248,6 +248,10 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
         card = read_card(folder)
         check_weights(card)
         record = _record(folder, card, source, gathered, options.accept)
+        # Files are links to downloads: to remove these later would make files look newer than the
+        # card, which then does not count (`has_card`), and the model would be converted again
+        shutil.rmtree(downloads.folder, ignore_errors=True)
+        os.utime(folder / CARD_FILE)
         return _publish(folder, user_models() / name, record)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

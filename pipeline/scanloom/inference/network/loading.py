@@ -9,6 +9,7 @@ some devices only. So a model's own network is compared with float32, for a wind
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -183,6 +184,12 @@ def take_turns(networks: Sequence[LoadedNetwork], device: torch.device) -> bool:
     return nbytes > device_memory(device) // SHARE_OF_NETWORKS
 
 
+def is_on(network: nn.Module, device: torch.device) -> bool:
+    """Return whether a network with weights is on a device, by its first value."""
+    first = next(itertools.chain(network.parameters(), network.buffers()), None)
+    return first is not None and first.device == device
+
+
 class TakingTurns:
     """Keeps only one of several networks in a device's memory; the others wait on the host.
 
@@ -198,6 +205,8 @@ class TakingTurns:
 
     def wrap(self, network: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return a function that moves a network to the device if necessary, and runs it."""
+        if is_on(network, self._device):  # since the scan before: it leaves before another comes
+            self._present = network
 
         def run(windows: torch.Tensor) -> torch.Tensor:
             if self._present is not network:

@@ -457,8 +457,9 @@ class TestZoo:
 
         add_model("monai/spleen_ct", OPTIONS)
 
-        record = read_provenance(own / "spleen_ct")
-        assert find_model("spleen_ct").weights.file.read_bytes() == WEIGHTS
+        record, weights = read_provenance(own / "spleen_ct"), find_model("spleen_ct").weights.file
+        assert weights.read_bytes() == WEIGHTS
+        assert weights.is_relative_to(own)  # converted once, and not again into the cache
         assert record is not None
         assert record.published
         assert "models/model.ts" not in record.files

@@ -60,6 +60,26 @@ def test_a_later_attempt_continues(
     assert server.log[-1][1] == f"bytes={len(CONTENT) * 9 // 10}-"
 
 
+def test_a_whole_file_whose_process_was_killed_is_not_requested_again(
+    server: Server, target: Path
+) -> None:
+    """As while its checksum is compared, before it has its name."""
+    server.pages["/w"] = Page(CONTENT)
+
+    def kill(received: int, total: int | None) -> None:
+        if received == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(Remote(f"{server.address}/w", SHA256), target, report=kill)
+    assert not target.exists()
+
+    fetch(Remote(f"{server.address}/w", SHA256), target)
+
+    assert target.read_bytes() == CONTENT
+    assert len(server.log) == 1
+
+
 @pytest.mark.parametrize("digest", [SHA256, None])
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_file_that_changes_meanwhile_starts_anew(

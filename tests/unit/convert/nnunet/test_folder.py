@@ -61,11 +61,12 @@ def test_the_folder_of_a_dataset_stands_for_its_only_model(tmp_path: Path) -> No
 
 
 def test_all_folds_are_used_or_that_of_all_data(tmp_path: Path) -> None:
-    folds = read(tmp_path / "a", folds=("0", "1", "3"))
+    folds = read(tmp_path / "a", folds=("0", "1", "3", "0_old"))
     everything = read(tmp_path / "b", folds=("all",))
 
-    assert len(folds.folds) == 2
-    assert len({w.sha256 for w in (folds.weights, *folds.folds)}) == 3
+    networks = (folds.weights, *folds.folds)
+    assert [w.file.parent.name for w in networks] == ["fold_0", "fold_1", "fold_3"]
+    assert len({w.sha256 for w in networks}) == 3
     assert everything.folds == ()
     assert everything.weights.file.parent.name == "fold_all"
 

@@ -157,6 +157,13 @@ CASES = {
     "spacing": (plans(spacing=[0.0, 1.0, 1.0]), "spacing"),
     "transpose": ({**PLANS, "transpose_forward": [0, 0, 1]}, "transposition"),
     "cascade": (plans(previous_stage="3d_lowres"), "3d_lowres"),
+    "labels of a cascade": (
+        plans(
+            previous_stage="3d_lowres",
+            resampling_fn_seg_kwargs={"is_seg": True, "order": 1, "force_separate_z": True},
+        ),
+        "force_separate_z of the previous stage's labels",
+    ),
 }
 
 

@@ -144,3 +144,18 @@ def test_networks_that_take_turns_are_on_the_device_one_at_a_time() -> None:
 
     assert scores.device == first.weight.device == device
     assert second.weight.device.type == "cpu"
+
+
+def test_a_network_of_the_scan_before_leaves_the_device_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, moves = torch.device("meta"), list[str]()
+    first, second = torch.nn.Conv3d(1, 2, 1), torch.nn.Conv3d(1, 2, 1, device=device)
+    monkeypatch.setattr(second, "to", moves.append)  # without values it can't be moved
+    turns = TakingTurns(device)
+    run = turns.wrap(first)
+    turns.wrap(second)
+
+    run(torch.zeros(1, 1, 4, 4, 4, device=device))
+
+    assert moves == ["cpu"]
