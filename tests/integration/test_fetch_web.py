@@ -15,6 +15,10 @@ from support.dicom_source import kept, same_data, write_page, write_studies, wri
 from support.web_source import WebArchive, serving_web
 
 pytest.importorskip("dicomweb_client")
+
+from scanloom.io.network.peer import RefusedError, UnreachableError
+from scanloom.io.network.source import Keys, WebSource
+
 pytestmark = pytest.mark.usefixtures("own_key")
 
 
@@ -136,6 +140,24 @@ def test_a_server_that_drips_is_left(files: list[Path], tmp_path: Path) -> None:
     assert ended.code == 1
     assert time.monotonic() - began < 15
     assert "SOURCE_AWAY" in ended.err
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 1 << 40])
+def test_an_answer_without_end_is_left(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its length, or as it is late: nothing reads on, and fills the memory."""
+    monkeypatch.setattr("scanloom.io.network.peer.GRACE_S", 0.0)
+    monkeypatch.setattr("scanloom.io.network.peer.WebConnection.max_answer_bytes", limit)
+    late = limit > 1 << 30
+    error = (UnreachableError, "did not answer") if late else (RefusedError, "has no end")
+    with serving_web([], endless=True) as archive:
+        patience = 0.5 if late else 60.0
+        with (
+            WebSource(archive.url, None, None, patience) as source,
+            pytest.raises(error[0]) as told,
+        ):
+            source.find_studies(Keys())
+        assert archive.left.wait(10)
+    assert error[1] in told.value.reason
 
 
 def test_a_damaged_and_a_foreign_object_do_not_stop_the_others(

@@ -149,7 +149,7 @@ def test_answers_to_an_object(
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("scanloom.io.network.sender.MAX_ANSWER_BYTES", 5000)
+    monkeypatch.setattr("scanloom.io.network.sender.WebPeer.max_answer_bytes", 5000)
     server.post = answer
     with peer_of(server) as peer, pytest.raises(error) as refused:
         peer.store(REFERENCE, file)

@@ -39,6 +39,8 @@ class WebArchive:
         Whether it sends a byte now and then.
     plain : bool
         Whether it answers by a page of text.
+    endless : bool
+        Whether its answers of QIDO-RS have no end.
     swaps : dict
         What it sends in place of an object, by SOPInstanceUID.
     """
@@ -51,11 +53,13 @@ class WebArchive:
     framing: str = "length"
     drips: bool = False
     plain: bool = False
+    endless: bool = False
     swaps: dict[str, bytes] = field(default_factory=dict)
     url: str = ""
     accepted: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
+    left: threading.Event = field(default_factory=threading.Event)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -99,7 +103,23 @@ class _Handler(BaseHTTPRequestHandler):
             archive.accepted.append(self.headers["Accept"])
             self.give(archive, parts)
 
+    def go_on(self, archive: WebArchive) -> None:
+        """Send spaces until the connection ends."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/dicom+json")
+        self.send_header("Connection", "close")
+        self.close_connection = True
+        self.end_headers()
+        try:
+            while not archive.over.is_set():
+                self.wfile.write(b" " * (1 << 16))
+        except OSError:
+            archive.left.set()
+
     def search(self, archive: WebArchive, parts: list[str], query: dict[str, str]) -> None:
+        if archive.endless:
+            self.go_on(archive)
+            return
         level = {1: "StudyInstanceUID", 3: "SeriesInstanceUID", 5: "SOPInstanceUID"}[len(parts)]
         if parts == ["series"]:
             level = "SeriesInstanceUID"

@@ -133,7 +133,11 @@ class Volume:
         modality: str | None = None,
         padding: float | None = None,
     ) -> Volume:
-        """Return a volume of an image of nibabel; parameters and errors as in `from_array`."""
+        """Return a volume of an image of nibabel; parameters and errors as in `from_array`.
+
+        ORIENTATION_UNKNOWN if a NIfTI or Analyze image has neither sform nor qform: its affine is a
+        guess of nibabel's.
+        """
         from scanloom.interop.images import from_nibabel
 
         array, grid = from_nibabel(image)

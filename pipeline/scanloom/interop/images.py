@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from monai.data import MetaTensor
 
+_FORM_CODES = ("sform_code", "qform_code")
 _UNITS_MM = {"unknown": 1.0, "meter": 1000.0, "mm": 1.0, "micron": 0.001}
 
 
@@ -39,18 +40,28 @@ def from_nibabel(image: nib.spatialimages.SpatialImage) -> tuple[NDArray[Any], G
     ValueError
         If the image has several volumes, or no affine.
     ScanError
-        BAD_GEOMETRY if the affine is not that of a stack of slices.
+        ORIENTATION_UNKNOWN if a NIfTI or Analyze image states none, so that its affine is nibabel's
+        guess; BAD_GEOMETRY if the affine is not that of a stack of slices, or its unit is unknown.
     """
+    from nibabel.analyze import AnalyzeHeader
+
+    header = image.header
     if image.affine is None:
         raise ValueError("the image has no affine: use Volume.from_array")
+    if isinstance(header, AnalyzeHeader) and not any(header.get(name, 0) for name in _FORM_CODES):
+        detail = "the image has neither sform nor qform: give its affine to Volume.from_array"
+        raise ScanError(Reason.ORIENTATION_UNKNOWN, detail)
     array = np.asanyarray(image.dataobj)
     if array.ndim == 4 and array.shape[3] == 1:
         array = array[..., 0]
     if array.ndim != 3:
         raise ValueError(f"an image of three dimensions is expected, got {image.shape}")
     affine = np.array(image.affine, np.float64)
-    if hasattr(image.header, "get_xyzt_units"):
-        affine[:3] *= _UNITS_MM[image.header.get_xyzt_units()[0]]
+    if hasattr(header, "get_xyzt_units"):
+        try:
+            affine[:3] *= _UNITS_MM[header.get_xyzt_units()[0]]
+        except KeyError as exc:
+            raise ScanError(Reason.BAD_GEOMETRY, "the image's unit of length is unknown") from exc
     return array, Grid(array.shape, affine)
 
 

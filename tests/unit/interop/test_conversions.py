@@ -147,6 +147,25 @@ def test_images_that_are_no_volume_are_refused() -> None:
         Volume.from_metatensor(unknown)
 
 
+@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image, nib.Spm2AnalyzeImage])
+def test_an_affine_that_nibabel_guesses_is_refused(kind: type, tmp_path: Path) -> None:
+    """As `load_volume` refuses the file: nothing in it says which side is left."""
+    path = tmp_path / ("scan.img" if kind is nib.Spm2AnalyzeImage else "scan.nii")
+    kind(np.zeros(SHAPE, np.int16), None).to_filename(path)
+
+    with pytest.raises(ScanError, match="neither sform nor qform") as caught:
+        Volume.from_nibabel(nib.load(path))
+    assert caught.value.reason is Reason.ORIENTATION_UNKNOWN
+
+
+def test_an_unknown_unit_of_nifti_is_refused() -> None:
+    image = make_volume("flipped").to_nibabel()
+    image.header["xyzt_units"] = 5
+    with pytest.raises(ScanError, match="unit of length") as caught:
+        Volume.from_nibabel(image)
+    assert caught.value.reason is Reason.BAD_GEOMETRY
+
+
 def test_scaled_values_of_nifti_are_scaled(tmp_path: Path) -> None:
     image = nib.Nifti1Image(np.full(SHAPE, 4, np.int16), np.eye(4))
     image.to_filename(tmp_path / "scan.nii")

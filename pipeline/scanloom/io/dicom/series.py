@@ -80,7 +80,7 @@ def read_dicom(
     duplicates = _count_duplicates(stack)
     array = read_values(stack.slices, voxel_limit(options))
     padding, padding_limit = _padding(stack.real)
-    fill_gaps(array, stack.slices, padding)
+    fill_gaps(array, stack.slices, padding, padding_limit)
     stated = stack.real[0].header.modality  # which slices share
     modality = stated if stated in MODALITIES else options.modality
     unit: Unit = "unknown" if modality is None else "a.u."

@@ -6,7 +6,9 @@ off. Texts of errors are our own: those of peers and libraries may name a patien
 
 from __future__ import annotations
 
+import errno
 import gc
+import math
 import socket
 import ssl
 import threading
@@ -43,6 +45,10 @@ RELEASE_S = 10.0
 LOOK_S = 0.05
 """Between two looks whether an answer is late."""
 MAX_CREDENTIALS_BYTES = 1 << 14
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of a DICOM peer, in memory: an answer, or a report about the objects of an association."""
+MAX_ANSWER_BYTES = 1 << 27
+"""Of a DICOMweb server, in memory: some ignore how many results were asked for."""
 
 FINAL = frozenset({0x0117, 0x0122, 0x0124})
 """Status of C-STORE that another attempt won't change; so are those of A9xx (PS3.4 B.2.3)."""
@@ -172,9 +178,20 @@ class DicomConnection:
         return [(evt.EVT_CONN_OPEN, self._connected)]
 
     def _connected(self, event: Any) -> None:
-        """Note a connection, before anything has come through it."""
-        event.assoc._reactor_checkpoint = Checkpoint()
-        self._opened.append(event.assoc)
+        """Note a connection, and limit its messages, before anything has come through it."""
+        association = event.assoc
+        association._reactor_checkpoint = Checkpoint()
+        self._opened.append(association)
+        read = association.dul.socket.recv
+
+        def recv(count: int) -> Any:
+            message = association.dimse.message
+            parts = () if message is None else (message.encoded_command_set, message.data_set)
+            if count + sum(part.tell() for part in parts if part) > MAX_MESSAGE_BYTES:
+                raise OSError(errno.EMSGSIZE, "a message is too long")
+            return read(count)
+
+        association.dul.socket.recv = recv
 
     def _roles(self) -> list[Any]:
         """Return the roles that are asked for."""
@@ -340,16 +357,19 @@ class WebConnection:
         Seconds; the longest wait for an answer, to which the time for a file is added.
     """
 
+    max_answer_bytes = MAX_ANSWER_BYTES
+
     def __init__(
         self, url: str, credentials: str | None, authorities: str | None, patience: float
     ) -> None:
         import requests
         from dicomweb_client import DICOMwebClient
 
-        self._requests, self._patience = requests, patience
+        self._requests, self._patience, self._until = requests, patience, math.inf
         session = requests.Session()
         session.max_redirects = 0  # patients' data go where the page says
         session.verify = authorities or True
+        session.hooks = {"response": [self._read_answer]}
         if credentials is not None:
             session.auth = _Authorization(credentials)
         self._client = DICOMwebClient(url.rstrip("/"), session=session, timeout=patience)
@@ -381,12 +401,36 @@ class WebConnection:
                     raise
                 return missing
 
-        until = time.monotonic() + self._patience + size / MIN_PACE + GRACE_S
+        self._until = until = time.monotonic() + self._patience + size / MIN_PACE + GRACE_S
         try:
             with self._explained("store" if size else "query"):
                 return in_time(ask, lambda: time.monotonic() > until)
         except LateError as exc:
             raise UnreachableError(f"it did not answer within {self._patience:.0f} s") from exc
+
+    def _read_answer(self, response: Any, *, stream: bool = False, **options: object) -> None:
+        """Read an answer up to a limit, before `requests` reads all of it; called by `requests`.
+
+        The thread of an answer that is late ends here. Of the answer's type only the first part is
+        left: dicomweb-client does not know that of a character set behind it, and would take the
+        answer for an empty one.
+
+        Raises
+        ------
+        RefusedError
+            If it is longer, or late.
+        """
+        if stream:  # objects, which are not kept in memory
+            return
+        content, until = bytearray(), self._until
+        for part in response.iter_content(1 << 16):
+            content += part
+            if len(content) > self.max_answer_bytes or time.monotonic() > until:
+                response.close()
+                raise RefusedError("its answer has no end")
+        response._content = bytes(content)
+        kind = response.headers.get("Content-Type", "")
+        response.headers["Content-Type"] = kind.partition(";")[0].strip().lower()
 
     @contextmanager
     def _explained(self, service: Literal["store", "query", "retrieve"]) -> Iterator[None]:

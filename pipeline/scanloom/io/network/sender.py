@@ -9,7 +9,6 @@ Waits and texts of errors are those of `scanloom.io.network.peer`.
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -48,8 +47,6 @@ from scanloom.io.network.peer import (
 
 MAX_FOUND = 1000
 """Answers to a question for one object, of which a peer that ignores its keys gives too many."""
-MAX_MESSAGE_BYTES = 1 << 20
-"""Of a DICOM peer: an answer, or a report about the objects of an association, in memory."""
 MAX_ANSWER_BYTES = 1 << 24
 """Of a DICOMweb server: an answer is about one object."""
 
@@ -232,16 +229,6 @@ class DicomPeer(DicomConnection):
                 serve(message, context)
 
         association._serve_request = serve_request
-        read = association.dul.socket.recv
-
-        def recv(count: int) -> Any:
-            message = association.dimse.message
-            parts = () if message is None else (message.encoded_command_set, message.data_set)
-            if count + sum(part.tell() for part in parts if part) > MAX_MESSAGE_BYTES:
-                raise OSError(errno.EMSGSIZE, "a message is too long")
-            return read(count)
-
-        association.dul.socket.recv = recv
 
     def _serve_report(self, association: Any, message: Any, context: int) -> None:
         """Answer a report, in the thread that pynetdicom starts for it.
@@ -267,9 +254,7 @@ class DicomPeer(DicomConnection):
 class WebPeer(WebConnection):
     """A DICOMweb server; see `Peer`."""
 
-    def __enter__(self) -> Self:
-        self._client._session.hooks["response"] = [_read_answer]
-        return super().__enter__()
+    max_answer_bytes = MAX_ANSWER_BYTES
 
     def echo(self) -> None:
         """See `Peer`."""
@@ -319,25 +304,3 @@ def _reason(answer: Dataset, sequence: str, reference: Reference) -> int | None:
         if str(item.get("ReferencedSOPInstanceUID", "")) == reference.instance:
             return int(item.get("FailureReason") or 0)
     return None
-
-
-def _read_answer(response: Any, **options: object) -> None:
-    """Read an answer up to a limit, before `requests` reads all of it; called by `requests`.
-
-    Of its type only the first part is left: dicomweb-client does not know that of a character set
-    behind it, and would take the answer for an empty one.
-
-    Raises
-    ------
-    RefusedError
-        If it is longer.
-    """
-    content = bytearray()
-    for part in response.iter_content(1 << 16):
-        content += part
-        if len(content) > MAX_ANSWER_BYTES:
-            response.close()
-            raise RefusedError("its answer has no end")
-    response._content = bytes(content)
-    kind = response.headers.get("Content-Type", "")
-    response.headers["Content-Type"] = kind.partition(";")[0].strip().lower()

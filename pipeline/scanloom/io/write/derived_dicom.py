@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from scanloom.core import Case, Code, Segmentation
-from scanloom.io.dataset_text import matching_text, plain_text, valid_uid
+from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
 from scanloom.io.scan import SHARED_UIDS, DicomSource
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ ANATOMY = ("91723000", "123037004")
 """SNOMED CT codes of the category Anatomical Structure: that of DICOM, and that of 3D Slicer."""
 _MAX_CHARACTERS = 64
 """Characters of a long string (LO)."""
-_DATE = re.compile(r"\d{8}")
+_DATE = re.compile(r"\d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_METHOD = re.compile(r"[A-Z0-9_ ]{1,16}")
 _NO_DATE, _NO_TIME = "19700101", "000000"
 
 _TEXT = {
@@ -119,8 +121,8 @@ def shared_with(source: DicomSource, segmentations: Sequence[Segmentation]) -> D
     """Return the attributes of patient, study and frame of reference that an object takes over.
 
     Text is decoded and becomes UTF-8 if it, or a text of the `segmentations` that the object
-    describes, is not ASCII. Invalid values (a date, a StudyID that is
-    too long) are left empty, except PatientName and PatientID, which are copied unchanged.
+    describes, is not ASCII. Invalid values (a date, a StudyID that is too long) are left empty or
+    out, except PatientName and PatientID, which are copied unchanged.
     """
     first = source.first
     shared = make_item(PatientName=_text(first, "PatientName"))
@@ -141,9 +143,14 @@ def shared_with(source: DicomSource, segmentations: Sequence[Segmentation]) -> D
     shared.PatientSex = matching_text(first, "PatientSex", re.compile("[MFO]"))
     lossy = plain_text(first, "LossyImageCompression") == "01"
     shared.LossyImageCompression = "01" if lossy else "00"
-    for keyword in ("LossyImageCompressionRatio", "LossyImageCompressionMethod"):
-        if lossy and plain_text(first, keyword):
-            setattr(shared, keyword, plain_text(first, keyword).split("\\"))
+    ratios, methods = (
+        [text.strip() for text in plain_text(first, f"LossyImageCompression{what}").split("\\")]
+        for what in ("Ratio", "Method")
+    )
+    if lossy and all(map(_NUMBER.fullmatch, ratios)):
+        shared.LossyImageCompressionRatio = decimal_strings(ratios)
+    if lossy and all(map(_METHOD.fullmatch, methods)):
+        shared.LossyImageCompressionMethod = methods
     return shared
 
 

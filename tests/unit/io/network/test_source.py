@@ -86,6 +86,14 @@ def test_no_answer_is_an_error(answer: Any, service: Service) -> None:
         finder.find_series(STUDY)
 
 
+def test_an_answer_that_fills_the_memory_is_not_read(service: Service) -> None:
+    answer = series("1.5", "CT", 20)
+    answer.EncapsulatedDocument = bytes(2 << 20)
+    service[1].append((0xFF00, answer))
+    with DicomFinder(service[0]) as finder, pytest.raises(UnreachableError):
+        finder.find_series(STUDY)
+
+
 def test_a_service_that_is_down_is_an_error() -> None:
     address = DicomAddress("SCANLOOM", "PACS", "127.0.0.1", 1, patience=2)
     with pytest.raises(UnreachableError, match="can't be reached"), DicomFinder(address):

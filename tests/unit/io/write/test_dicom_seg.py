@@ -15,6 +15,8 @@ import numpy as np
 import pydicom
 import pytest
 from pydicom import Dataset
+from pydicom.dataelem import RawDataElement
+from pydicom.tag import Tag
 from pydicom.uid import UID
 
 from scanloom.core import Case, Code, Layer, Segmentation
@@ -432,6 +434,40 @@ def test_lossy_source_stays_lossy(tmp_path: Path) -> None:
     assert first.LossyImageCompression == "01"
     assert [float(r) for r in first.LossyImageCompressionRatio] == [10.5, 2.0]
     assert first.LossyImageCompressionMethod == "ISO_10918_1"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "method", "written"),
+    [
+        (b"10:1 ", b"jpeg, quality 90, of 2001 ", (None, None)),
+        (b"10.12345678901234567 ", b"ISO_10918_1 ", ("10.1234567890123", "ISO_10918_1")),
+    ],
+)
+def test_a_faulty_compression_of_the_source_is_left_out(
+    ratio: bytes, method: bytes, written: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    scan = case_folders.dicom_scan()
+    assert isinstance(scan.source, DicomSource)
+    header = scan.source.first
+    header.LossyImageCompression = "01"
+    for number, vr, value in ((0x00282112, "DS", ratio), (0x00282114, "CS", method)):
+        header[number] = RawDataElement(Tag(number), vr, len(value), value, 0, False, True)
+    first = write(tmp_path, scan)
+    names = ("LossyImageCompressionRatio", "LossyImageCompressionMethod")
+    assert first.LossyImageCompression == "01"
+    assert tuple(str(first[n].value) if n in first else None for n in names) == written
+
+
+def test_dates_that_do_not_exist_are_left_empty(tmp_path: Path) -> None:
+    """As programs write them that remove names."""
+    scan = case_folders.dicom_scan()
+    header = scan.source.first  # type: ignore[union-attr]
+    for name in ("PatientBirthDate", "StudyDate", "ContentDate"):
+        put(header, name, "00000000")
+    first = write(tmp_path, scan)
+    assert not first.PatientBirthDate
+    assert not first.StudyDate
+    assert first.ContentDate != "00000000"
 
 
 @pytest.mark.parametrize(

@@ -603,7 +603,10 @@ def header_disagrees(
 
 
 def fill_gaps(
-    values: NDArray[Any], slices: Sequence[Slice | None], padding: float | None = None
+    values: NDArray[Any],
+    slices: Sequence[Slice | None],
+    padding: float | None = None,
+    padding_limit: float | None = None,
 ) -> None:
     """Interpolate missing slices linearly between the nearest present ones, in place.
 
@@ -613,9 +616,9 @@ def fill_gaps(
         Changed in place; integers are rounded.
     slices : sequence of Slice or None
         The slice at each index k, None if it is missing; the first and the last are present.
-    padding : float or None
-        Value of pixels without a measurement. A pixel that is padding in either neighbour
-        becomes padding.
+    padding, padding_limit : float or None
+        Value of pixels without a measurement, and the other end of the range if that is a range. A
+        pixel that is padding in either neighbour becomes `padding`.
     """
     present = [k for k, slice_ in enumerate(slices) if slice_ is not None]
     for lower, upper in itertools.pairwise(present):
@@ -626,5 +629,8 @@ def fill_gaps(
             if values.dtype.kind in "iu":
                 interpolated = np.rint(interpolated)
             if padding is not None:  # a mixture of padding and tissue would look like a measurement
-                interpolated[(before == padding) | (after == padding)] = padding
+                ends = padding, padding if padding_limit is None else padding_limit
+                for slice_values in (before, after):
+                    is_padding = (slice_values >= min(ends)) & (slice_values <= max(ends))
+                    interpolated[is_padding] = padding
             values[:, :, k] = interpolated

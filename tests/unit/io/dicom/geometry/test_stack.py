@@ -256,6 +256,19 @@ def test_padding_may_be_a_range(tmp_path):
     assert volume.is_padding(values).tolist() == [False, True, True, True, False]
 
 
+def test_an_interpolated_pixel_beside_a_range_of_padding_is_padding(tmp_path):
+    def edit(k: int, ds: Dataset) -> None:
+        ds.add_new("PixelPaddingValue", "SS", -2000)
+        ds.add_new("PixelPaddingRangeLimit", "SS", -1900)
+
+    stored = np.full((24, 20, 6), 40, np.int16)
+    stored[:9, :, 2] = -1950
+    write_series(tmp_path, stored, edit=edit)[3].unlink()
+    filled = scanloom.load_volume(tmp_path, gaps="interpolate").array[:, :, 3]
+    np.testing.assert_array_equal(filled[:9], -3024)
+    np.testing.assert_array_equal(filled[9:], 40 - 1024)
+
+
 def test_padding_that_differs_between_slices_is_ignored(tmp_path):
     def edit(k: int, ds: Dataset) -> None:
         ds.add_new("PixelPaddingValue", "SS", -2000 - k)
