@@ -13,6 +13,8 @@ from typing import Any
 _MOST_HALF_LIVES = 10
 """After more, there is nothing left to measure: the date of the injection is wrong."""
 _WEIGHT_KG = (0.3, 500.0)
+_DOSE_BQ = (1e5, 1e11)
+"""Doses in MBq, which some programs write, are below: SUVs would be a million times too high."""
 
 
 def suv_factor(dataset: Any) -> float | None:
@@ -27,7 +29,7 @@ def suv_factor(dataset: Any) -> float | None:
     if injection is None or further:
         return None
     weight, dose = _number(dataset, "PatientWeight"), _number(injection, "RadionuclideTotalDose")
-    if not _WEIGHT_KG[0] <= weight <= _WEIGHT_KG[1] or not 0 < dose < math.inf:
+    if not _WEIGHT_KG[0] <= weight <= _WEIGHT_KG[1] or not _DOSE_BQ[0] <= dose <= _DOSE_BQ[1]:
         return None
     decayed = dose * _remaining(dataset, injection)
     factor = weight * 1000 / decayed if decayed > 0 else math.nan

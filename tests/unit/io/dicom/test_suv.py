@@ -85,6 +85,7 @@ def test_images_in_suv(kind: str | None, factor: float | None) -> None:
         pet(PatientWeight=0),
         pet(RadiopharmaceuticalInformationSequence=None),
         pet({"RadionuclideTotalDose": 0}),
+        pet({"RadionuclideTotalDose": 370.0}),  # MBq
         pet({"RadionuclideHalfLife": 0}),
         pet({"RadiopharmaceuticalStartTime": ""}),
         pet({"RadiopharmaceuticalStartTime": "101501"}),  # after the scan, by a second
