@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,41 @@ class Broken(CudaGraphs):
             return run(windows)
 
         return broken
+
+
+class Observed(CudaGraphs):
+    """An engine whose last prepared network is known, and kept by others only."""
+
+    run: weakref.ReferenceType[Run]
+
+    def prepare(self, request: NetworkRequest) -> Run:
+        run = super().prepare(request)
+        self.run = weakref.ref(run)
+        return run
+
+
+def test_where_memory_runs_out_an_engine_keeps_none_for_other_scans(
+    fake: StandIn,
+    card: ModelCard,
+    small_volume: Volume,
+    small_expected: Segmentation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A graph for each shape of scans would leave too little for any of them."""
+    monkeypatch.setitem(selection.ENGINES, "cudagraphs", engine := Observed())
+    compute = ComputeOptions(precision="float32", engine="cudagraphs")
+    predictor = TorchPredictor(card, compute, device="cuda")
+    predictor.predict(small_volume)
+    assert engine.run() is not None
+
+    fake.fail(MESSAGES["driver"], after=5)
+    [layer] = predictor.predict(small_volume).layers
+
+    gc.collect()
+    assert engine.run() is None
+    np.testing.assert_array_equal(layer.labels, small_expected.layers[0].labels)
+    assert predictor.predict(small_volume).engine == predictor.engine
+    assert predictor.engine.name == "cudagraphs"
 
 
 def test_torch_takes_over_from_an_engine_that_fails(

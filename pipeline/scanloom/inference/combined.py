@@ -304,6 +304,11 @@ class Ensemble(TorchPredictor):
         """The libraries that run its networks, and the reasons."""
         return all_engines([member.engine for member in self.members])
 
+    def free_engines(self) -> None:
+        """Free what the engines of all members keep for scans of other shapes."""
+        for member in self.members:
+            member.free_engines()
+
     def departs(self, precision: str) -> bool:
         """Return whether a member was run otherwise than OUT's record says, or requested.
 

@@ -320,9 +320,14 @@ class TorchPredictor(PlacedModel):
             if task.shared is not None:
                 task.shared.release()
             if memory_plan.device.type == "cuda":
+                self.free_engines()
                 torch.cuda.empty_cache()
         detail = f"{self.device.device.type} has too little memory for this scan"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
+
+    def free_engines(self) -> None:
+        """Free what engines keep for scans of other shapes, such as the memory of CUDA graphs."""
+        self.engines.forget_prepared()
 
     @property
     def engine(self) -> EngineChoice:

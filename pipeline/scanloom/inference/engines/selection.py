@@ -165,6 +165,13 @@ class EngineSelector:
         self._decide(lambda: GRAPH_ENGINES[0] if self._is_graph else TORCH)
         self.choice = self._own_choice(why)
 
+    def forget_prepared(self) -> None:
+        """Free what an engine keeps for windows of earlier scans: it is prepared again for them.
+
+        An engine that failed for such windows is not asked again.
+        """
+        self._prepared = {key: kept for key, kept in self._prepared.items() if kept[1] is None}
+
     def prepared_runs(
         self, scan: ScanWindows, dtype: torch.dtype, device: torch.device
     ) -> list[Run] | None:
