@@ -512,6 +512,7 @@ def test_strokes_are_not_painted_as_another_structure(server: Any, first: int) -
     assert paint(client, name, label=2).json()["changed"]
 
     publish(server.out.parent, array, affine, "one", first=first, recipe="s" * 64)
+    server.state.worklist.update(name)
 
     draft = client.get(f"/api/case/{name}/draft").json()
     assert (draft["carried"], draft["dropped"]) == ((1, 0) if first == 1 else (0, 1))
