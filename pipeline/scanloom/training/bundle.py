@@ -646,6 +646,7 @@ def evaluate_config() -> Json:
 
 def inference_config(recipe: TrainingRecipe) -> Json:
     """Return `inference.json`, which scanloom reads and MONAI runs."""
+    largest = _step("KeepLargestConnectedComponentd", "pred", independent=False)
     return {
         "bundle_root": ".",
         "output_dir": "$@bundle_root + '/output'",
@@ -683,6 +684,7 @@ def inference_config(recipe: TrainingRecipe) -> Json:
                     to_tensor=True,
                 ),
                 _step("AsDiscreted", "pred", argmax=True),
+                *([largest] if recipe.largest_component else []),
                 _step(
                     "SaveImaged",
                     "pred",
@@ -745,7 +747,12 @@ def metadata(recipe: TrainingRecipe) -> Json:
         "monai_version": monai.__version__,
         "pytorch_version": torch.__version__.partition("+")[0],
         "numpy_version": np.__version__,
-        "required_packages_version": {"nibabel": "5.3.0", "pytorch-ignite": "0.5.0"},
+        "required_packages_version": {
+            "nibabel": "5.3.0",
+            "pytorch-ignite": "0.5.0",
+            # with which MONAI finds components
+            **({"scikit-image": "0.24.0"} if recipe.largest_component else {}),
+        },
         "name": recipe.title or recipe.name,
         "task": "Segmentation",
         "description": recipe.description,

@@ -249,6 +249,11 @@ class TrainingRecipe(Page, frozen=True):
         description="Scores of the trained model are the mean of those of the scan and of the scan "
         "mirrored left to right: sides become more even, the network takes twice the time",
     )
+    largest_component: bool = Field(
+        default=False,
+        description="What the trained model finds apart from the largest component of all "
+        "structures together becomes background",
+    )
     drawing: Drawing = Field(default=Drawing(), description=Drawing.__doc__)
     network: Network = Field(default=Network(), description=Network.__doc__)
     augmentation: Augmentation = Field(default=Augmentation(), description=Augmentation.__doc__)

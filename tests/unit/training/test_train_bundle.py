@@ -142,8 +142,9 @@ def test_the_bundle_is_a_model_of_scanloom_with_the_averaged_weights(trained: Pa
     assert not same(weights(trained), state["network"])
 
 
-def test_the_mean_with_the_mirrored_scan_is_that_of_the_bundle(tmp_path: Path) -> None:
+def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -> None:
     """The network is that of the recipe without it: only its inference differs."""
+    from scanloom.cards.card import KeepLargest
     from scanloom.convert.readers import read_model
     from scanloom.training.train import prepare, run_training, write_training
 
@@ -151,6 +152,7 @@ def test_the_mean_with_the_mirrored_scan_is_that_of_the_bundle(tmp_path: Path) -
     schedule = recipe().schedule.model_copy(update={"steps": 4})
     sides = {
         "mirrored_mean": True,
+        "largest_component": True,
         "sides": [("near", "far")],
         "augmentation": {"mirror": ["left-right"]},
         "schedule": schedule.model_dump(),
@@ -158,9 +160,10 @@ def test_the_mean_with_the_mirrored_scan_is_that_of_the_bundle(tmp_path: Path) -
     write_training(prepare(recipe(**sides), data), tmp_path / "boxes")
     run_training(tmp_path / "boxes")
 
-    window = read_model(tmp_path / "boxes", {}).window
+    card = read_model(tmp_path / "boxes", {})
 
-    assert (window.mirror, window.mirrored_channels) == ((0,), (0, 2, 1))
+    assert (card.window.mirror, card.window.mirrored_channels) == ((0,), (0, 2, 1))
+    assert card.cleaning == (KeepLargest(together=True),)
 
 
 def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path) -> None:
