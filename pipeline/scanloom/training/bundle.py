@@ -119,6 +119,12 @@ def _intensity(recipe: TrainingRecipe) -> Json:
     return _step("ScaleIntensityRanged", "image", **limits, clip=True)
 
 
+def _foreground() -> list[Json]:
+    """Return the crop to what is above the mean, which is 0 after z-score, and its own z-score."""
+    crop = {"source_key": "image", "margin": 0, "allow_smaller": True}
+    return [_step("CropForegroundd", "image", **crop), _step("NormalizeIntensityd", "image")]
+
+
 def _labels(recipe: TrainingRecipe) -> Json:
     """Return the transform of the numbers in label maps to the channels of the network."""
     pairs = [
@@ -656,7 +662,11 @@ def inference_config(recipe: TrainingRecipe) -> Json:
         "network": "$@network_def.to(@device)",
         "preprocessing": {
             "_target_": "Compose",
-            "transforms": [*preprocessing(recipe, "image"), _step("EnsureTyped", "image")],
+            "transforms": [
+                *preprocessing(recipe, "image"),
+                *(_foreground() if recipe.foreground else []),
+                _step("EnsureTyped", "image"),
+            ],
         },
         "dataset": {
             "_target_": "Dataset",

@@ -249,6 +249,11 @@ class TrainingRecipe(Page, frozen=True):
         description="Scores of the trained model are the mean of those of the scan and of the scan "
         "mirrored left to right: sides become more even, the network takes twice the time",
     )
+    foreground: bool = Field(
+        default=False,
+        description="The trained model sees the box around what is brighter than a scan's mean, "
+        "with the intensities of that box: air around a head changes nothing. With z-score only",
+    )
     largest_component: bool = Field(
         default=False,
         description="What the trained model finds apart from the largest component of all "
@@ -280,8 +285,11 @@ class TrainingRecipe(Page, frozen=True):
                 raise ValueError(f"sides of all left and right structures to mirror, {lone[0]} too")
         elif self.mirrored_mean:
             raise ValueError("left-right in mirror of the augmentation for a mirrored_mean")
-        if not isinstance(self.intensity, str) and not self.intensity[0] < self.intensity[1]:
-            raise ValueError("an intensity range with the lower value first")
+        if not isinstance(self.intensity, str):
+            if not self.intensity[0] < self.intensity[1]:
+                raise ValueError("an intensity range with the lower value first")
+            if self.foreground:
+                raise ValueError("an intensity of z-score for a foreground")
         ranges = {name: getattr(self.checks, name) for name in ("low", "high", "spacing", "extent")}
         for name, pair in ranges.items():
             if pair is not None and not pair[0] < pair[1]:

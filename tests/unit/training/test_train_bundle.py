@@ -144,7 +144,7 @@ def test_the_bundle_is_a_model_of_scanloom_with_the_averaged_weights(trained: Pa
 
 def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -> None:
     """The network is that of the recipe without it: only its inference differs."""
-    from scanloom.cards.card import KeepLargest
+    from scanloom.cards.card import Crop, KeepLargest, Normalize
     from scanloom.convert.readers import read_model
     from scanloom.training.train import prepare, run_training, write_training
 
@@ -152,6 +152,7 @@ def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -
     schedule = recipe().schedule.model_copy(update={"steps": 4})
     sides = {
         "mirrored_mean": True,
+        "foreground": True,
         "largest_component": True,
         "sides": [("near", "far")],
         "augmentation": {"mirror": ["left-right"]},
@@ -164,6 +165,8 @@ def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -
 
     assert (card.window.mirror, card.window.mirrored_channels) == ((0,), (0, 2, 1))
     assert card.cleaning == (KeepLargest(together=True),)
+    assert card.network.crop == Crop("positive", "network", steps=1)
+    assert card.after == (Normalize(), Normalize())
 
 
 def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path) -> None:

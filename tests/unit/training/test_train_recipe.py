@@ -104,6 +104,11 @@ def test_thick_slices_are_halved_later() -> None:
         ("patch:", "intensity: [-.inf, 1]\npatch:", "line 7: intensity.*finite"),
         ("[left-right]}", "[left-right], elastic: .inf}", "line 9: augmentation.elastic.*finite"),
         ("patch:", "intensity: [3, 1]\npatch:", "lower value first"),
+        (
+            "patch:",
+            "intensity: [0, 1]\nforeground: true\npatch:",
+            "an intensity of z-score for a foreground",
+        ),
         ("patch:", "checks: {extent: [90, 20]}\npatch:", "extent of checks with the lower"),
         ("filters: [4, 8, 16]", "filters: [4, 8]", "line 8: network.filters"),
         ("patch:", "drawing: {others: [3, 9]}\npatch:", "others of the drawing from 1, no struct"),
