@@ -165,7 +165,7 @@ def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -
 
     assert (card.window.mirror, card.window.mirrored_channels) == ((0,), (0, 2, 1))
     assert card.cleaning == (KeepLargest(together=True),)
-    assert card.network.crop == Crop("positive", "network", steps=1)
+    assert card.grid.crop == Crop("positive", "network", steps=1)
     assert card.after == (Normalize(), Normalize())
 
 
