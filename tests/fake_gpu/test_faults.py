@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,10 @@ def test_where_memory_runs_out_an_engine_keeps_none_for_other_scans(
     small_volume: Volume,
     small_expected: Segmentation,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """A graph for each shape of scans would leave too little for any of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # its trial is not that of other tests
     monkeypatch.setitem(selection.ENGINES, "cudagraphs", engine := Observed())
     compute = ComputeOptions(precision="float32", engine="cudagraphs")
     predictor = TorchPredictor(card, compute, device="cuda")

@@ -418,16 +418,19 @@ class WebConnection:
         Raises
         ------
         RefusedError
-            If it is longer, or late.
+            If it is longer.
+        LateError
+            If it is late.
         """
         if stream:  # objects, which are not kept in memory
             return
         content, until = bytearray(), self._until
         for part in response.iter_content(1 << 16):
             content += part
-            if len(content) > self.max_answer_bytes or time.monotonic() > until:
+            late = time.monotonic() > until
+            if late or len(content) > self.max_answer_bytes:
                 response.close()
-                raise RefusedError("its answer has no end")
+                raise LateError if late else RefusedError("its answer has no end")
         response._content = bytes(content)
         kind = response.headers.get("Content-Type", "")
         response.headers["Content-Type"] = kind.partition(";")[0].strip().lower()
