@@ -257,6 +257,24 @@ def test_a_title_that_the_source_does_not_know(files: list[Path], tmp_path: Path
     assert "it does not know the title that it was to send to" in ended.err
 
 
+def test_an_object_is_longer_than_a_message_may_be(tmp_path: Path) -> None:
+    """The limit of a peer's messages is not one of objects, which go to the disk as they come."""
+    from scanloom.io.network.peer import MAX_MESSAGE_BYTES
+
+    (file,) = write_studies(tmp_path / "long", "A1", slices=1)
+    dataset, side = dcmread(file), 1024
+    dataset.Rows = dataset.Columns = side
+    dataset.PixelData = bytes(side * side * dataset.BitsAllocated // 8)
+    dataset.save_as(file)
+    assert file.stat().st_size > MAX_MESSAGE_BYTES
+
+    with serving([file]) as archive:
+        ended = fetch(tmp_path, archive, retrieve="get")
+
+    assert ended.code == 0, ended.err
+    assert same_data([file], kept(tmp_path / "out"))
+
+
 @pytest.mark.thorough
 def test_classes_that_are_not_told_follow_from_the_modality(
     files: list[Path], tmp_path: Path

@@ -203,7 +203,7 @@ def hold_run_lock(
 def exclusively(folder: Path, wait_s: float = _WAIT_S) -> Iterator[None]:
     """Let one process at a time into the block, if the file system supports flock(2).
 
-    Of an output folder, to inspect locks and runs; of its `runs`, to merge tables. After some
+    Of an output folder, to inspect locks and runs; of its `runs`, to merge tables. After `wait_s`
     seconds, it is entered all the same.
     """
     descriptor = os.open(folder, os.O_RDONLY)

@@ -62,7 +62,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def evaluated(predictions: Path, references: Path, **more: object) -> Evaluation:
-    return evaluate(open_label_set(predictions), open_label_set(references), **more)  # type: ignore[arg-type]  # object
+    return evaluate(open_label_set(predictions), open_label_set(references), **more)  # type: ignore[arg-type]  # any keywords
 
 
 def test_known_errors_are_in_the_table_and_the_same_in_parquet(tmp_path: Path) -> None:

@@ -461,7 +461,7 @@ def test_a_faulty_compression_of_the_source_is_left_out(
 def test_dates_that_do_not_exist_are_left_empty(tmp_path: Path) -> None:
     """As programs write them that remove names."""
     scan = case_folders.dicom_scan()
-    header = scan.source.first  # type: ignore[union-attr]
+    header = scan.source.first  # type: ignore[union-attr]  # of DICOM
     for name in ("PatientBirthDate", "StudyDate", "ContentDate"):
         put(header, name, "00000000")
     first = write(tmp_path, scan)
