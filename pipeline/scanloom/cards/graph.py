@@ -70,6 +70,12 @@ class Node:
         own = cards[self.members[0]].structures
         return own if self.side is None else tuple(sided(each, self.side) for each in own)
 
+    def on_request(self, cards: Sequence[ModelCard]) -> frozenset[str]:
+        """Return the labels of its result that are written on request only."""
+        own = cards[self.members[0]]
+        pairs = zip(own.structures, self.structures(cards), strict=True)
+        return frozenset(result.label for each, result in pairs if each.label in own.on_request)
+
 
 def graph_of(names: Sequence[str], relations: Relations = NO_RELATIONS) -> tuple[Node, ...]:
     """Return the nodes of a workflow's models, by name, in the order of the workflow."""

@@ -144,6 +144,15 @@ class Relations:
         return () if depends else tuple(requested)
 
     @property
+    def named_labels(self) -> frozenset[str]:
+        """Labels of the structures that are measured or united by name."""
+        shares = (name for share in self.shares for name in (*share.of, *share.structures))
+        sides = (name for each in self.asymmetries for name in (*each.left, *each.right))
+        sources = (source for union in self.unite.values() for source in union.priority)
+        united = (label for source in sources for label in source.structures)
+        return frozenset((*(name.rpartition("/")[2] for name in (*shares, *sides)), *united))
+
+    @property
     def united(self) -> frozenset[str]:
         """Models and ensembles whose structures are united with those of others."""
         return frozenset(source.model for union in self.unite.values() for source in union.priority)

@@ -24,6 +24,7 @@ from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_assumed_modality, check_modalities
 from scanloom.cards.graph import (
     Node,
+    check_relations,
     graph_of,
     needed_parts,
     running_order,
@@ -105,8 +106,8 @@ class Request:
                 cards.append(find_model(name))
         with workflow.naming_lines("models"):
             unique = unique_cards(cards)
-        workflow = _with_usual_structures(workflow, unique)
         with workflow.naming_lines("outputs", "structures"):
+            workflow = _with_usual_structures(workflow, unique)
             check_structures(unique, workflow.output_options, workflow.relations)
         return cls(workflow, unique)
 
@@ -174,12 +175,19 @@ class Request:
 
 
 def _with_usual_structures(workflow: Workflow, cards: tuple[ModelCard, ...]) -> Workflow:
-    """Return a workflow without structures that are on request only, if it names none."""
-    on_request = {label for card in cards for label in card.on_request}
-    if workflow.outputs.structures or not on_request:
+    """Return a workflow without structures that are on request only, if its outputs name none.
+
+    Those that its relations measure or unite by name are requested, too.
+    """
+    if workflow.outputs.structures or not any(card.on_request for card in cards):
         return workflow
-    results = structures_of_results(cards, workflow.relations).values()
-    usual = {each.label for structures in results for each in structures} - on_request
+    relations = workflow.relations
+    check_relations(cards, relations)
+    nodes = graph_of([card.name for card in cards], relations)
+    on_request = {label for node in nodes for label in node.on_request(cards)}
+    results = structures_of_results(cards, relations).values()
+    found = {each.label for structures in results for each in structures}
+    usual = found - (on_request - relations.named_labels)
     outputs = workflow.outputs.model_copy(update={"structures": tuple(sorted(usual))})
     return workflow.model_copy(update={"outputs": outputs})
 

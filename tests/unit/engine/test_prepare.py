@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from scanloom.cards.card import Argmax, Checks, Decision, ModelCard, Range, Threshold
 from scanloom.cards.card_file import weights_file, write_card
+from scanloom.convert.store import find_model
 from scanloom.core import Outputs, ReadOptions, Reason, Relations, ScanError, format_bytes
 from scanloom.core.relations import CropBy, ResultOf
 from scanloom.engine.prepare import (
@@ -172,13 +174,9 @@ def test_a_fault_of_the_program_is_a_refusal_too(tmp_path: Path) -> None:
     assert record.reason is Reason.INTERNAL
 
 
-@pytest.mark.parametrize(
-    ("requested", "written"),
-    [([], ("part-1", "part-3")), (["part-2"], ("part-2",)), (["part-1", "part-2"],) * 2],
-)
-def test_structures_on_request_are_written_if_they_are_named(
-    requested: list[str], written: tuple[str, ...], tmp_path: Path
-) -> None:
+@pytest.fixture
+def model_with_one_on_request(tmp_path: Path) -> Path:
+    """A model of part-1, part-2 and part-3, of which part-2 is on request."""
     card = model_cards.card(
         model_cards.small_weights(tmp_path),
         structures=model_cards.structures(3),
@@ -189,9 +187,66 @@ def test_structures_on_request_are_written_if_they_are_named(
     file.parent.mkdir(parents=True)
     card.weights.file.rename(file)
     write_card(card, model)
+    return model
 
+
+@pytest.mark.parametrize(
+    ("requested", "written"),
+    [([], ("part-1", "part-3")), (["part-2"], ("part-2",)), (["part-1", "part-2"],) * 2],
+)
+def test_structures_on_request_are_written_if_they_are_named(
+    requested: list[str], written: tuple[str, ...], model_with_one_on_request: Path
+) -> None:
     request = Request.of(
-        make_workflow(name="t", models=[str(model)], outputs={"structures": requested})
+        make_workflow(
+            name="t",
+            models=[str(model_with_one_on_request)],
+            outputs={"structures": requested},
+        )
     )
 
     assert request.workflow.output_options.structures == tuple(written)
+
+
+ALL_PARTS = ("part-1", "part-2", "part-3")
+
+
+@pytest.mark.parametrize(
+    ("relations", "written"),
+    [
+        ({"shares": [{"of": ["part-3", "part-2"], "structures": ["part-1"]}]}, ALL_PARTS),
+        ({"shares": [{"of": "part-3", "structures": "MODEL/part-2"}]}, ALL_PARTS),
+        ({"shares": [{"of": "part-3"}]}, ("part-1", "part-3")),
+        ({"asymmetries": [{"left": "part-2", "right": "part-3"}]}, ALL_PARTS),
+        (
+            {"unite": {"u": {"priority": [{"model": "MODEL", "structures": "part-2"}]}}},
+            ("part-2",),
+        ),
+        ({"unite": {"u": {"priority": [{"model": "MODEL"}]}}}, ("part-1", "part-3")),
+        (
+            {"results": {"l": {"model": "MODEL", "side": "left"}}},
+            ("part-1_left", "part-3_left"),
+        ),
+    ],
+)
+def test_structures_on_request_are_written_if_a_relation_names_them(
+    relations: dict[str, Any], written: tuple[str, ...], model_with_one_on_request: Path
+) -> None:
+    name = find_model(str(model_with_one_on_request)).name
+    stated = json.loads(json.dumps(relations).replace("MODEL", name))
+
+    request = Request.of(make_workflow(name="t", models=[str(model_with_one_on_request)], **stated))
+
+    assert request.workflow.output_options.structures == written
+
+
+def test_a_relation_of_an_unknown_model_is_refused_by_its_place(
+    model_with_one_on_request: Path,
+) -> None:
+    unite = {"u": {"priority": [{"model": "other"}]}}
+    workflow = make_workflow(name="t", models=[str(model_with_one_on_request)], unite=unite)
+
+    with pytest.raises(ScanError, match="unite.u.priority.model") as refused:
+        Request.of(workflow)
+
+    assert refused.value.reason is Reason.WORKFLOW
