@@ -143,6 +143,11 @@ def association(
     finally:
         if made.is_established:
             made.release()
+        elif made.dul.is_alive():  # pynetdicom leaves the socket of one that was cut off open
+            made.dul.kill_dul()
+            made.dul.join(30)
+        if made.dul.socket is not None and made.dul.socket.socket is not None:
+            made.dul.socket.socket.close()
 
 
 def send(port: int, files: Sequence[Path], **how: Any) -> dict[Path, int | None]:
