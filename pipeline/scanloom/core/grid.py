@@ -6,6 +6,7 @@ Patient space is RAS mm in scanloom and NIfTI, LPS mm in DICOM and ITK.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -107,6 +108,8 @@ class Grid:
     @property
     def voxel_volume(self) -> float:
         """Volume of one voxel in mm^3."""
+        if not self.sheared:  # limits of volumes are met exactly, which a determinant is not
+            return math.prod(self.spacing)
         return float(abs(np.linalg.det(self.affine[:3, :3])))
 
     @property

@@ -205,12 +205,12 @@ class PaintedPredictor(PlacedModel):
             flags |= dict.fromkeys(result.flags)
             engines.append(result.engine or part.engine)  # of this scan: another may be next
         with clock.step("clean"):
-            labels = clean(labels, self._cleaning, grid.spacing, "before")
+            labels = clean(labels, self._cleaning, grid.voxel_volume, "before")
         with clock.step("restore"):
             labels = restore_labels(labels, plan)
             restored = change_maps(uncertain[0], lambda values: restore_labels(values, plan))
         with clock.step("clean"):
-            labels = clean(labels, card.cleaning, volume.grid.spacing, "after")
+            labels = clean(labels, card.cleaning, volume.grid.voxel_volume, "after")
         return replace(
             result,
             model=self.name,

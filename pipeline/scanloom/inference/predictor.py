@@ -477,7 +477,7 @@ class TorchPredictor(PlacedModel):
         from scanloom.ops.components import clean
 
         rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "after")
-        return clean(labels, rules, grid.spacing, when)
+        return clean(labels, rules, grid.voxel_volume, when)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from scanloom.core import CaseRecord, Flag, Segmentation, Volume
+from scanloom.core.grid import Index
 from scanloom.io.output.file_names import PREVIEW
 from scanloom.ops.label_maps import box_of_labels, union_of_boxes
 from scanloom.review.preview import slicing
@@ -42,7 +43,7 @@ def draw_volume(volume: Volume) -> bytes:
         return np.repeat(gray.astype(np.uint8)[:, :, None], 3, axis=2)
 
     a, b, c = ((n - 1) // 2 for n in view.shape)
-    return _side_by_side(view, view.lpi((a, b, c)), plane)
+    return _side_by_side(view, view.positions((a, b, c)), plane)
 
 
 def draw_labels(segmentation: Segmentation) -> bytes:
@@ -64,15 +65,15 @@ def draw_labels(segmentation: Segmentation) -> bytes:
             np.copyto(picture, colors[labels], where=(labels > 0)[:, :, None])
         return picture
 
-    center = -segmentation.grid.world(_center(segmentation))  # LPI
-    return _side_by_side(view, center, plane)
+    return _side_by_side(view, view.positions(view.index_of(_center(segmentation))), plane)
 
 
-def _center(segmentation: Segmentation) -> NDArray[np.float64]:
-    """Return the voxel (3,) in the middle of the bounding box of all structures, or of the scan."""
+def _center(segmentation: Segmentation) -> Index:
+    """Return the voxel in the middle of the bounding box of all structures, or of the scan."""
     box = union_of_boxes(box_of_labels(layer.labels) for layer in segmentation.layers)
     first, last = box or ((0, 0, 0), np.array(segmentation.grid.shape) - 1)
-    return ((np.array(first) + last) // 2).astype(np.float64)
+    i, j, k = ((np.array(first) + last) // 2).tolist()
+    return i, j, k
 
 
 def _raster(view: slicing.View, direction: slicing.Direction) -> slicing.Raster:

@@ -77,7 +77,7 @@ def keep_largest(labels: Labels, rule: KeepLargest) -> Labels:
     return _drop(labels, table, components, ~keep, rule.connectivity)
 
 
-def remove_small(labels: Labels, rule: RemoveSmall, spacing: Sequence[float]) -> Labels:
+def remove_small(labels: Labels, rule: RemoveSmall, voxel_volume: float) -> Labels:
     """Return the label map without the small components of the structures in `rule`.
 
     Parameters
@@ -86,8 +86,8 @@ def remove_small(labels: Labels, rule: RemoveSmall, spacing: Sequence[float]) ->
         A label map.
     rule : RemoveSmall
         Structures, largest volume that is removed, connectivity.
-    spacing : (x, y, z)
-        Size of a voxel, mm.
+    voxel_volume : float
+        Volume of a voxel, mm^3.
 
     Returns
     -------
@@ -97,14 +97,12 @@ def remove_small(labels: Labels, rule: RemoveSmall, spacing: Sequence[float]) ->
     labels = np.asfortranarray(labels)
     table = _lookup(labels, rule.numbers)
     components = find_components(labels, rule.connectivity, table)
-    dropped = components.voxels <= rule.volume / math.prod(spacing)
+    dropped = components.voxels <= rule.volume / voxel_volume
     dropped[0] = False
     return _drop(labels, table, components, dropped, rule.connectivity)
 
 
-def remove_small_objects(
-    labels: Labels, rule: RemoveSmallObjects, spacing: Sequence[float]
-) -> Labels:
+def remove_small_objects(labels: Labels, rule: RemoveSmallObjects, voxel_volume: float) -> Labels:
     """Return the label map without objects that are smaller than a size; see the rule.
 
     Parameters
@@ -113,8 +111,8 @@ def remove_small_objects(
         A label map.
     rule : RemoveSmallObjects
         What an object is, and its smallest size.
-    spacing : (x, y, z)
-        Size of a voxel, mm.
+    voxel_volume : float
+        Volume of a voxel, mm^3.
 
     Returns
     -------
@@ -122,7 +120,7 @@ def remove_small_objects(
         As of `keep_largest`.
     """
     labels = np.asfortranarray(labels)
-    least = math.ceil(rule.size / math.prod(spacing)) if rule.unit == "mm3" else rule.size
+    least = math.ceil(rule.size / voxel_volume) if rule.unit == "mm3" else rule.size
     largest = int(labels.max())
     if int(labels.min()) == largest:
         return labels  # a map of a single value has no objects in MONAI
@@ -174,17 +172,20 @@ def fill_holes(labels: Labels, rule: FillHoles) -> Labels:
     return result
 
 
-def clean(labels: Labels, rules: Iterable[Cleaning], spacing: Sequence[float], when: str) -> Labels:
-    """Return the label map after a card's cleaning "before" or "after" it is restored."""
+def clean(labels: Labels, rules: Iterable[Cleaning], voxel_volume: float, when: str) -> Labels:
+    """Return the label map after a card's cleaning "before" or "after" it is restored.
+
+    `voxel_volume` is that of its grid, mm^3.
+    """
     for rule in rules:
         if rule.when == when:
             match rule:
                 case KeepLargest():
                     labels = keep_largest(labels, rule)
                 case RemoveSmall():
-                    labels = remove_small(labels, rule, spacing)
+                    labels = remove_small(labels, rule, voxel_volume)
                 case RemoveSmallObjects():
-                    labels = remove_small_objects(labels, rule, spacing)
+                    labels = remove_small_objects(labels, rule, voxel_volume)
                 case FillHoles():
                     labels = fill_holes(labels, rule)
     return labels

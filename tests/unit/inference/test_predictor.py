@@ -21,6 +21,7 @@ from scanloom.cards.card import (
     ModelCard,
     NetworkGrid,
     NetworkSpec,
+    RemoveSmall,
     Threshold,
     Weights,
     Window,
@@ -174,6 +175,24 @@ def test_only_the_largest_part_is_kept(card: ModelCard, restore: Any, when: Any)
     assert ndimage.label(plain == 1, np.ones((3, 3, 3)))[1] > 1
     assert ndimage.label(labels == 1, np.ones((3, 3, 3)))[1] == 1
     np.testing.assert_array_equal(labels == 2, plain == 2)
+
+
+def test_a_volume_to_remove_is_that_of_the_voxels_of_a_tilted_scan(card: ModelCard) -> None:
+    """A voxel of a sheared grid is smaller than the product of its spacing."""
+    from scipy import ndimage
+
+    volume = scan(tilt=30.0)
+    plain = TorchPredictor(card).predict(volume).layers[0].labels
+    parts, _ = ndimage.label(plain == 1)
+    sizes = np.bincount(parts.ravel())
+    smallest = int(sizes[1:].min())
+    limit = 1.001 * smallest * volume.grid.voxel_volume
+
+    cleaned = replace(card, cleaning=(RemoveSmall((1,), limit, connectivity=6, when="after"),))
+    labels = TorchPredictor(cleaned).predict(volume).layers[0].labels
+
+    assert volume.grid.sheared
+    np.testing.assert_array_equal(labels == 1, (plain == 1) & (sizes > smallest)[parts])
 
 
 def test_a_scan_smaller_than_the_window(card: ModelCard) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -202,7 +204,7 @@ def test_removes_small_components(numbers, seed):
     """Components of at most the volume are removed, as TotalSegmentator counts them by SciPy."""
     labels, spacing = blobs(seed), (1.5, 1.5, 2.0)
 
-    result = remove_small(labels, RemoveSmall(numbers, 36.0), spacing)
+    result = remove_small(labels, RemoveSmall(numbers, 36.0), math.prod(spacing))
 
     expected = labels.copy()
     for number in numbers or (1, 2, 3):
@@ -260,7 +262,7 @@ def test_removes_the_objects_that_monai_removes(kind, together, size, unit, conn
     )
 
     rule = RemoveSmallObjects(size, unit, together, connectivity)
-    result = remove_small_objects(labels, rule, spacing)
+    result = remove_small_objects(labels, rule, math.prod(spacing))
 
     removal = transforms.RemoveSmallObjects(
         size, {6: 1, 18: 2, 26: 3}[connectivity], not together, by_measure=unit == "mm3"

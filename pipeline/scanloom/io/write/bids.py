@@ -61,7 +61,7 @@ def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path
         make_work_folder(out, new.name)
         names = []
         for subject in iter_cases(out, _read_subject, set() if damaged is None else damaged):
-            name = f"sub-{_alphanumeric(subject.case.name)}"
+            name = f"sub-{subject.document['case']}"
             _write_subject(new / name / "anat", name, subject)
             names.append(name)
         _write_dataset(new, names, version)

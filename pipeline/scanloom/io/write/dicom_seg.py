@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Case, Code, Layer, Segmentation, Structure
+from scanloom.core import Case, Code, Layer, Reason, ScanError, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dataset_text import decimal_strings, valid_uid
 from scanloom.io.dicom import tags
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 _ITEM = b"\xfe\xff\x00\xe0"
 _UNDEFINED = b"\xff\xff\xff\xff"
+_MAX_LENGTH = 2**32 - 2
+"""Bytes of an element with a stated length."""
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
 _TOGETHER = 8
 """Frames that are made at once: they stay in the processor's cache."""
@@ -180,10 +182,19 @@ class SegFile:
 
 
 def binary_frames(frames: Sequence[SegFrame]) -> Pixels:
-    """Return the frames of a BINARY, one bit per pixel (PS3.5 8.1.1), padded to an even length."""
+    """Return the frames of a BINARY, one bit per pixel (PS3.5 8.1.1), padded to an even length.
+
+    Raises
+    ------
+    ScanError
+        TOO_LARGE beyond 4 GiB.
+    """
     size = math.prod(frames[0].planes.shape[1:])
     length = -(-size * len(frames) // 8)
     padding = b"\0" * (length % 2)
+    if length > _MAX_LENGTH:
+        detail = "a BINARY DICOM SEG of more than 4 GiB: request one of type labelmap"
+        raise ScanError(Reason.TOO_LARGE, detail)
     if size % 8:
         return Pixels(length + len(padding), lambda: _frames_across_bytes(frames, padding))
     # By identity: the frames of a layer share its array

@@ -282,13 +282,18 @@ def _planes(
 ) -> tuple[Plane, Plane, Plane]:
     """Return the main plane and the two others, through a voxel of the view."""
     a, b, c = center
-    point = view.lpi((a, b, c)).tolist()
+    point, positions = view.lpi((a, b, c)).tolist(), view.positions((a, b, c)).tolist()
     first = _acquired_plane(view, main, main_axis, center[main_axis], crop)
     second, third = (
-        Plane(view, d, at, _area(view, d, crop), f"{d.name}, {_distance(d.normal, at)}")
+        Plane(
+            view,
+            d,
+            positions[d.normal],
+            _area(view, d, crop),
+            f"{d.name}, {_distance(d.normal, point[d.normal])}",
+        )
         for d in slicing.DIRECTIONS
         if d.normal != main_axis
-        for at in (point[d.normal],)
     )
     return first, second, third
 
@@ -300,7 +305,7 @@ def _acquired_plane(view: View, main: View, axis: int, n: int, crop: Corners) ->
     index[axis] = n
     i, j, k = index
     stated = float(view.lpi((i, j, k))[axis])
-    position = float(main.lpi((i, j, k))[axis])
+    position = float(main.positions((i, j, k))[axis])
     tilt, distance = view.tilt(axis), _distance(axis, stated)
     name = direction.name if tilt < 0.5 else f"{direction.name}, tilted {tilt:.1f}°"
     name = f"{name}, slice {n + 1} of {view.shape[axis]}, {distance}"

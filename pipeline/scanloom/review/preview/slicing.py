@@ -180,6 +180,16 @@ class View:
         """Return the LPI mm (3,) of an index of the view."""
         return np.asarray(self.to_lpi[:3, :3] @ np.array(index) + self.to_lpi[:3, 3])
 
+    def positions(self, index: tuple[float, float, float]) -> NDArray[np.float64]:
+        """Return the positions (3,) in LPI mm at which `cut` has the planes through a voxel.
+
+        Each plane of voxels of an upright view has one position, although it may be tilted a little
+        against the patient's axes: that of its voxel on the axis through the first voxel.
+        """
+        if not self.upright:
+            return self.lpi(index)
+        return np.asarray(self.to_lpi[:3, 3] + np.diag(self.to_lpi)[:3] * index)
+
     def field_of_view(self, direction: Direction) -> Rectangle:
         """Return the extent of the scan in planes of a direction."""
         inside = self.corners[:, [direction.across, direction.down]]

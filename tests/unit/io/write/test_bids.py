@@ -89,6 +89,16 @@ def test_it_is_written_anew(out: Path) -> None:
     assert not list((out / ".work").iterdir())
 
 
+def test_subjects_are_ids_where_folders_have_names_of_sources(out: Path) -> None:
+    """Names may hold PatientIDs, and differ in characters that a subject can't have."""
+    for n, name in enumerate(("MAIER-1", "MAIER_1")):
+        folder_of(out, id_of(n)).rename(out / "cases" / name)
+
+    bids = write_bids(out, "1")
+
+    assert {p.name for p in bids.glob("sub-*")} == {f"sub-{id_of(n)}" for n in range(2)}
+
+
 def test_without_links_files_are_copied(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(95, "not supported")

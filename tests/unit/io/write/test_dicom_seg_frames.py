@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from scanloom.core import ScanError
 from scanloom.io.write.dicom_seg import Pixels, SegFrame, binary_frames
 
 
@@ -68,3 +69,13 @@ def test_a_number_beyond_all_labels_has_an_empty_frame() -> None:
     labels = np.zeros((2, 8, 8), np.uint8)
 
     assert joined(binary_frames([SegFrame(labels, 9, 1, 0)])) == bytes(8)
+
+
+def test_more_frames_than_an_element_holds_are_refused() -> None:
+    """Of 32 KiB each: the length of PixelData has 32 bits."""
+    planes = np.zeros((1, 512, 512), np.uint8)
+
+    with pytest.raises(ScanError, match="labelmap") as caught:
+        binary_frames([SegFrame(planes, 1, 1, 0)] * (1 << 17))
+
+    assert caught.value.code == "TOO_LARGE"

@@ -192,6 +192,21 @@ def test_slices_of_tilted_and_thin_stacks_are_shown_as_acquired(shape, spacing, 
     assert {t.direction.name for t in content.tiles} == {normal}
 
 
+def test_slices_of_a_scan_that_is_turned_a_little_are_those_stated():
+    """Slices that leave the patient's plane by half a voxel are shown by number, not by place."""
+    affine, shape = np.eye(4), (100, 100, 60)
+    affine[:3, :3] = Rotation.from_euler("xyz", (-0.28, 0.28, 0), degrees=True).as_matrix()
+    array = np.full(shape, -1000, np.int16)
+    array[:50, :50] = np.arange(60)  # the body, beside the middle: its slices, by number
+    content = choose_content(*case(array, (array >= 0).astype(np.uint8), affine))
+
+    assert content.planes[0].view.upright
+    for plane in (content.planes[0], *content.tiles):
+        shown = plane.view.cut(array, plane.direction, plane.position, None).values.max()
+        number = plane.short.partition(":")[0]
+        assert number == str(60 - shown)
+
+
 def test_planes_are_cropped_to_the_body_and_all_structures():
     """10 mm around the body; a structure outside of it, an error, is shown too."""
     array, labels, affine = np.full((100, 100, 60), -1000, np.int16), None, np.diag([3.0, 3, 3, 1])
