@@ -16,8 +16,10 @@ import pytest
 from scanloom.cli.commands.run import status_line
 from scanloom.engine import early_cases
 from scanloom.engine import run as running
+from scanloom.engine.clusters.contact import Question, answer
 from scanloom.engine.early_cases import EarlyOutcomes, may_begin_early
 from scanloom.engine.monitor import StatusWriter
+from scanloom.engine.run_files import CASES_FILE
 from scanloom.engine.workflow.schema import make_workflow
 from scanloom.inference.engines.selection import LEAST_WINDOWS
 from scanloom.io.index import parts
@@ -212,13 +214,18 @@ def test_the_first_case_ends_before_the_last_part_is_read(
 
         return build_index(*arguments, on_part=add, **more)
 
-    setups = []
+    setups, answers = [], []
     setup = running.WorkerSetup
+
+    def set_up(*arguments: Any, **more: Any) -> Any:
+        setups.append(arguments)
+        [file] = runs.out.glob(f"private/runs/*/{CASES_FILE}")
+        answers.append(answer(Question(str(runs.out / ".work" / "token"), (), str(file))))
+        return setup(*arguments, **more)
+
     monkeypatch.setattr(StatusWriter, "set_aside", note)
     monkeypatch.setattr(running, "build_index", build)
-    monkeypatch.setattr(
-        running, "WorkerSetup", lambda *a, **more: setups.append(a) or setup(*a, **more)
-    )
+    monkeypatch.setattr(running, "WorkerSetup", set_up)
 
     done = runs()
 
@@ -226,6 +233,8 @@ def test_the_first_case_ends_before_the_last_part_is_read(
     assert lines[0] == "indexing: 4 files so far; 1 case begun"
     [(_, load)] = setups
     assert load.args[4] == 1  # of several cases, an engine would be measured
+    # Workers are asked for the files of the first case, and need not see more than this process
+    assert [(reply.sees_scans, reply.reads_scans) for reply in answers] == [(True, True)]
     assert len(runs.cases()) == 2
 
 

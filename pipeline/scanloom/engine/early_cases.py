@@ -174,17 +174,28 @@ class EarlyCases(Iterator[Case | None]):
         return False
 
     def begin(self, case_file: CaseFile) -> None:
-        """Give cases from now on, each of which is added before to a file."""
+        """Give cases from now on, each of which is added before to a file.
+
+        The first is added at once: by its files it is checked whether workers see the scans.
+        """
         self._case_file = case_file
+        self._add(case_file, self._ready.popleft())
 
     def __next__(self) -> Case | None:
-        if self._growing.is_complete() or self._case_file is None:
+        file = self._case_file
+        if file is None:
             raise StopIteration
-        case = self._ready.popleft() if self._ready else self._find()
-        if case is None:
-            return None
-        self._case_file.append(replace(case, staged=self._outcomes.name(case)))
-        return next(self._case_file)
+        if not file.wait(0.0):
+            if self._growing.is_complete():
+                raise StopIteration
+            case = self._ready.popleft() if self._ready else self._find()
+            if case is None:
+                return None
+            self._add(file, case)
+        return next(file)
+
+    def _add(self, file: CaseFile, case: Case) -> None:
+        file.append(replace(case, staged=self._outcomes.name(case)))
 
     def _find(self, wait_s: float = 0.0) -> Case | None:
         """Return the next case; None if there is none yet."""

@@ -62,7 +62,7 @@ MAX_CHILD_STARTS = 3
 """Consecutive children that never became ready, after which no other is started."""
 
 MAX_WORKER_LOSSES = 10
-"""Times that a case may lose its worker before it fails with LOST."""
+"""Times that a case may lose its worker before it fails with WORKER_LOST."""
 
 MAX_OUTDONE_CASES = 3
 """Cases that fail on one worker and succeed on another, after which the first is dismissed."""

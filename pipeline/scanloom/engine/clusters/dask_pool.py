@@ -177,6 +177,9 @@ _END_TIMEOUT_S = 10.0
 """Time limit for workers to end their engines, in addition to the patience with their cases."""
 _SENDING_S = 2.0
 """Time for results of cases that have ended to arrive."""
+_RESULT_TIMEOUT_S = 30.0
+"""Time limit for one result. If its worker was lost before it was sent, Dask waits until the case
+was worked on again, forever if none of its workers is left, and meanwhile takes no other result."""
 _UNFIT_PATIENCE_S = 600.0
 """Time in which workers may join without one of them that can do the work."""
 _SCHEDULER_LOST = "the connection to the scheduler was lost"
@@ -375,10 +378,10 @@ class DaskPool:
             if workers & self._workers or dask_future.status != "pending":
                 continue
             self._pending.pop(future, None)
-            dask_future.cancel()
             error_type = WorkerUnfitError if workers <= self._unfit.keys() else WorkerLostError
             with suppress(InvalidStateError):  # it ended just now
                 future.set_exception(error_type("the workers of the case were lost"))
+            dask_future.cancel()  # last: of a cancelled one, `_on_done` would say that it was lost
 
     def _present(self) -> frozenset[str]:
         """Return the connected workers that can do the work."""
@@ -398,7 +401,8 @@ class DaskPool:
             if dask_future.status != "finished":
                 future.set_exception(WorkerLostError(dask_future.status))
                 return
-            reply = pickle.loads(dask_future.result())  # noqa: S301  # from our own worker
+            packed = dask_future.result(_RESULT_TIMEOUT_S)
+            reply = pickle.loads(packed)  # noqa: S301  # from our own worker
             if isinstance(reply, UnfitWorker):
                 self._exclude(reply)
                 future.set_exception(WorkerUnfitError(reply.fault))

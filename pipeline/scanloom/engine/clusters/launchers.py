@@ -100,11 +100,12 @@ class SlurmJobs:
             return
         if not joined and self._submitted >= self.jobs + MAX_FUTILE_JOBS:
             raise ScanError(Reason.CLUSTER, "jobs end before a worker joins: see slurm-*.log")
-        for _ in range(missing):
-            self._submit()
+        # First: a job that is refused is not submitted again at once either
         self._last = time.monotonic()
         doubled = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause))
         self._pause = FIRST_PAUSE_S if since > MAX_PAUSE_S else doubled
+        for _ in range(missing):
+            self._submit()
 
     def close(self) -> None:
         """Cancel all jobs."""
@@ -121,10 +122,10 @@ class SlurmJobs:
     def _submit(self) -> None:
         log = str(self._logs.absolute()).replace("%", "%%") + "/slurm-%j.log"
         command = ["sbatch", "--parsable", f"--job-name={self.name}", f"--output={log}"]
+        self._submitted += 1  # first: without an answer, there may be a job all the same
         done = self._call([*command, "--open-mode=append", *self.arguments], self.script())
         if done.returncode:
             raise ScanError(Reason.CLUSTER, "sbatch refused the job: see slurm.log")
-        self._submitted += 1
 
     def _call(self, command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
         try:

@@ -260,6 +260,7 @@ class Worker:
         self._tables_due = next(self._queue.states(), None) is not None
         self._tables_failed, self._tables_began, self._tables_pause = False, 0.0, 0.0
         self._again: list[tuple[str, float]] = []
+        self._suspect_waits = False
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -312,10 +313,11 @@ class Worker:
                 while self._again:
                     self.waiting.again(*self._again.pop())
             self.waiting.look()
+            self._suspect_waits = False
             for study, waiting in self.waiting.in_order():
                 with self._lock:
                     alone = any(w.state.attempts >= SUSPECT for w in self._in_work.values())
-                    if alone or len(self._in_work) >= MAX_IN_WORK:
+                    if alone or self._suspect_waits or len(self._in_work) >= MAX_IN_WORK:
                         break
                     if study in self._in_work:
                         continue
@@ -426,7 +428,8 @@ class Worker:
         if before is not None and before.images == images.digest and before.outcome == "begun":
             attempts = before.attempts + 1
         if attempts >= SUSPECT and self._in_work:
-            return  # alone, later
+            self._suspect_waits = True  # alone, when those in work have ended
+            return
         if attempts > MAX_ATTEMPTS:
             LOG.error("study %s: no process survived it %d times", label, MAX_ATTEMPTS)
             code = Reason.WORKER_LOST.code

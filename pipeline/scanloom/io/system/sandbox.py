@@ -99,7 +99,7 @@ def run_sandboxed(
     }
     connection, worker = _SERVER.fork((target.__module__, *modules))
     reply: dict[str, Any] = {}
-    status = 0
+    status: int | None = None
     try:
         with connection:
             reply = _run_job(connection, job, limits)
@@ -170,8 +170,11 @@ def _run_job(
             return reply
 
 
-def _error(reply: dict[str, Any], status: int) -> ScanError:
-    """Return the error for a reply without a result, or for the exit status of a dead worker."""
+def _error(reply: dict[str, Any], status: int | None) -> ScanError:
+    """Return the error for a reply without a result, or for the exit status of a dead worker.
+
+    It is None if the worker died with its server: not of the job, but of something from outside.
+    """
     error = reply.get("error")
     if isinstance(error, ScanError):
         return error
@@ -179,10 +182,10 @@ def _error(reply: dict[str, Any], status: int) -> ScanError:
         return ScanError(Reason.TOO_LARGE, "decoding takes more memory than the image size allows")
     if "fault" in reply:
         return ScanError(Reason.INTERNAL, str(reply["fault"]))
-    limit = limit_met(-os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
-    if limit is not None:
+    end = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+    if (limit := limit_met(end)) is not None:
         return limit
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+    if end == -signal.SIGKILL:
         return ScanError(Reason.OUT_OF_MEMORY, "the system killed the decoder process")
     return ScanError(Reason.DAMAGED, "the decoder crashed")
 
@@ -213,9 +216,13 @@ class _Server:
             raise ScanError(Reason.OUT_OF_MEMORY, "no decoder process could be started")
         return ours, worker
 
-    def end(self, worker: int) -> int:
-        """Kill a worker if it is still running; return its wait status, as of waitpid(2)."""
-        return int(self._request({"end": worker}, []).get("status", 0))
+    def end(self, worker: int) -> int | None:
+        """Kill a worker if it is still running; return its wait status, as of waitpid(2).
+
+        None if its server has ended, and it with it.
+        """
+        status: int | None = self._request({"end": worker}, []).get("status")
+        return status
 
     def _request(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         failed: dict[str, Any] = {}

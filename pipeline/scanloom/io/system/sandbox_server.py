@@ -30,7 +30,8 @@ def main(descriptor: int) -> None:
     """Serve requests until the other end of the socket is closed.
 
     Requests and replies are JSON. {"fork": [modules]}, sent with the worker's socket, is answered
-    by {"pid"}; {"end": pid} kills that worker and is answered by {"status"}, as of waitpid(2).
+    by {"pid"}; {"end": pid} kills that worker and is answered by {"status"}, as of waitpid(2), or
+    by None for a worker of an earlier server.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     keep_memory_private()
@@ -41,7 +42,7 @@ def main(descriptor: int) -> None:
             return  # the kernel then kills all workers
         request = json.loads(text)
         if "fork" in request:
-            reply = {"pid": _fork(control, descriptors[0], request["fork"])}
+            reply: dict[str, int | None] = {"pid": _fork(control, descriptors[0], request["fork"])}
         else:
             reply = {"status": _end(request["end"])}
         control.send(json.dumps(reply).encode("ascii"))
@@ -63,8 +64,14 @@ def _fork(control: socket.socket, descriptor: int, modules: list[str]) -> int:
     return worker
 
 
-def _end(worker: int) -> int:
-    """Kill a worker if it is still running; return its wait status."""
+def _end(worker: int) -> int | None:
+    """Kill a worker if it is still running; return its wait status, None if it is not ours."""
+    try:
+        ended, status = os.waitpid(worker, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    if ended:
+        return status
     os.kill(worker, signal.SIGKILL)
     return os.waitpid(worker, 0)[1]
 

@@ -391,6 +391,24 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
             slurm.jobs.ensure_running(joined=False)
 
 
+def test_a_refused_job_is_submitted_again_after_the_pause_and_cancelled_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an account may have no more jobs; without an answer, a job may be queued."""
+    slurm, now = Cluster22(tmp_path, 0, code=1), [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("scanloom.engine.clusters.launchers.time", clock)
+    with pytest.raises(ScanError, match="sbatch refused"):
+        slurm.jobs.ensure_running(joined=True)
+    slurm.code = 0
+    for seconds in (3, 3, 3, 3):
+        now[0] += seconds
+        slurm.jobs.ensure_running(joined=True)
+    slurm.jobs.close()
+
+    assert slurm.asked == ["sbatch", *["squeue"] * 4, *["sbatch"] * 3, "scancel"]
+
+
 SBATCH = """#!/bin/sh
 # as SLURM: the log is opened with the umask of sbatch, and the job runs with it
 log=$(printf '%s\\n' "$@" | sed -n 's/^--output=//p' | sed 's/%j/7/')

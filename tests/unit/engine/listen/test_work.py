@@ -17,7 +17,14 @@ from scanloom.core import CaseRecord, Reason, ScanError
 from scanloom.engine.listen import work
 from scanloom.engine.listen.site import read_site
 from scanloom.engine.listen.spool import last_arrival
-from scanloom.engine.listen.studies import Images, Queue, StudyState, WaitingStudies, survey
+from scanloom.engine.listen.studies import (
+    Images,
+    Queue,
+    StudyState,
+    Waiting,
+    WaitingStudies,
+    survey,
+)
 from support.targets import target_keys
 from support.write_dicom import noise, write_series
 
@@ -105,6 +112,35 @@ def test_an_end_that_no_study_caused_is_no_attempt_at_it(
     worker.__exit__(None if error is None else type(error), error, None)
 
     assert queue.read("1.2") == replace(state, attempts=attempts)
+
+
+def test_a_study_that_has_to_be_alone_does_not_wait_for_ever(
+    tmp_path: Path, page: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While studies kept coming, others were in work at each look, and new ones were begun."""
+    begun = list[str]()
+
+    def index_of(folders: list[Path], key: bytes) -> None:
+        begun.extend(folder.name for folder in folders)
+        raise ScanError(Reason.UNREADABLE, "a share is away")
+
+    monkeypatch.setattr(work, "index_of", index_of)
+    worker, now = worker_of(tmp_path, page), time.monotonic()
+    queue = Queue(tmp_path / "spool")
+    worker.waiting = WaitingStudies(tmp_path / "spool", queue, "")
+    images = Images("digest", {"1.2.1": 3}, ("PACS",))
+    for study, came in (("1.2", now - 2000), ("1.3", now - 1000)):
+        worker.waiting.by_study[study] = Waiting(came, came, images=images)
+    queue.write("1.2", StudyState("digest", 1.0, "begun", attempts=work.SUSPECT - 1))
+    state = StudyState("other", 1.0, "begun")
+    worker._in_work["1.1"] = SimpleNamespace(state=state)  # type: ignore[assignment]
+
+    worker.step()
+    assert not begun
+    worker._in_work.clear()
+    worker.step()
+
+    assert begun == ["1.2", "1.3"]
 
 
 def test_a_sender_that_does_not_answer_holds_up_no_study_that_is_overdue(

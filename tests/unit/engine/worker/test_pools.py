@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -349,6 +351,64 @@ def test_local_pool(tmp_path: Path) -> None:
     pool.stop(5.0)
 
     assert ended == [None] * 3
+
+
+def pool_without_workers() -> Any:
+    from scanloom.engine.clusters.dask_pool import DaskPool
+
+    pool = DaskPool.__new__(DaskPool)
+    pool._pending, pool._unfit, pool._workers = {}, {}, frozenset()
+    return pool
+
+
+@pytest.mark.slow
+def test_a_result_that_was_lost_with_its_worker_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dask takes all results in one thread, which waited for the lost one for ever."""
+    from distributed import Client, LocalCluster
+    from distributed import wait as wait_for
+
+    from scanloom.engine.clusters import dask_pool
+
+    monkeypatch.setattr(dask_pool, "_RESULT_TIMEOUT_S", 1.0)
+    options = {"processes": False, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(n_workers=1, **options) as cluster, Client(cluster) as client:
+        [worker] = cluster.workers.values()
+        ended = client.submit(bytes, 3, workers=[worker.address])
+        wait_for([ended], 60)
+        lose = partial(cluster.scheduler.remove_worker, expected=False)
+        cluster.sync(lose, worker.address, stimulus_id="killed")
+        # as its callback saw it, a moment before
+        ended = SimpleNamespace(status="finished", result=ended.result, release=ended.release)
+        future: Future[CaseOutcome] = Future()
+        arguments = (ended, case("a"), future)
+        threading.Thread(
+            target=pool_without_workers()._on_done, args=arguments, daemon=True
+        ).start()
+        assert isinstance(future.exception(30), WorkerLostError)
+
+
+@pytest.mark.parametrize(
+    ("dismissed", "error"), [({"a": ""}, WorkerUnfitError), ({}, WorkerLostError)]
+)
+def test_a_case_whose_workers_were_all_dismissed_lost_none(
+    dismissed: dict[str, str], error: type
+) -> None:
+    pool, future = pool_without_workers(), Future[CaseOutcome]()
+    pool._unfit = dismissed
+    task = SimpleNamespace(status="pending", release=lambda: None)
+
+    def cancel() -> None:
+        task.status = "cancelled"
+        pool._on_done(task, case("a"), future)  # as Dask's thread may at once
+
+    task.cancel = cancel
+    pool._pending[future] = (task, frozenset("a"))
+
+    pool._take_back()
+
+    assert type(future.exception(0)) is error
 
 
 @pytest.mark.slow

@@ -177,6 +177,20 @@ def test_a_helper_that_was_killed_is_replaced():
     assert run_sandboxed(jobs.give_back, 2, limits=LIMITS) == 2
 
 
+def test_jobs_whose_helper_was_killed_are_no_damaged_files_and_the_next_helper_lives(tmp_path):
+    """Each of them ended its worker at the new helper, which did not know it, and died of that."""
+    places = [tmp_path / name for name in "abc"]
+    with ThreadPoolExecutor(3) as pool:
+        codes = [pool.submit(code_of, jobs.tell_and_hang, place) for place in places]
+        until(lambda: all(place.exists() for place in places))
+        psutil.Process(int(places[0].read_text())).parent().kill()
+        assert {code.result() for code in codes} == {"OUT_OF_MEMORY"}
+    run_sandboxed(jobs.give_back, 1, limits=LIMITS)
+    [helper] = workers()
+    assert sandbox._SERVER.end(int(places[0].read_text())) is None
+    assert workers() == [helper]
+
+
 def test_a_helper_that_is_late_is_no_lack_of_memory(monkeypatch):
     sandbox._SERVER.stop()
     monkeypatch.setattr(sandbox, "_FORK_TIMEOUT_S", 1e-3)  # less than Python's own start
