@@ -38,8 +38,8 @@ from scanloom.engine.case.models import check_networks, load_models
 from scanloom.engine.costs import (
     PLAN_FILE,
     Costs,
-    MeasuredCase,
-    PublishedCase,
+    CaseCost,
+    CaseTiming,
     costs_key,
     states_something,
 )
@@ -585,7 +585,7 @@ def _try_cases(
     """
     fingerprint, workflow = key_fingerprint(key), request.workflow
     execution = workflow.execution
-    measured: list[MeasuredCase] = []
+    measured: list[CaseCost] = []
     start, end, why = 0.0, 0.0, "no case could be tried"
     with private_folder(out, fingerprint) as private:
         scratch_folder = TemporaryDirectory(
@@ -639,13 +639,13 @@ def _try_cases(
     return ""
 
 
-def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[MeasuredCase | None, str]:
+def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[CaseCost | None, str]:
     """Segment a case and remove its result; return its cost, or the reason why it has none."""
     record = worker.run(case).record
     if record is None:
         return None, f"not done after {format_duration(_LONGEST_TRIAL_S)}"
     if record.reason is not None or record.folder is None:
         return None, record.reason.code if record.reason else ""
-    measured = PublishedCase.read(record.folder)
+    measured = CaseTiming.read(record.folder)
     shutil.rmtree(record.folder, ignore_errors=True)  # so that it can be segmented once more
     return None if measured is None else replace(measured.cost, alone=True), ""
