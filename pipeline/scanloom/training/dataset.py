@@ -281,22 +281,13 @@ def write_dataset(
     shares = {case: patient_share(patient, secret) for case, patient in patients.items()}
     # Now, so that a request that can't be met is refused before the work, and again with the
     # cases that remain
-    _folds({case: shares[case] for case in patients}, options)
+    _folds(shares, options)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked_draft(folder) as draft:
             maker = _Maker(out, draft, options, labels, earlier, folder, key)
-            cases = list[DatasetCase]()
-            for n, result in enumerate(chosen):
-                progress(n, len(chosen))
-                try:
-                    cases.append(maker.make(result, test=shares[result.case] < options.test_share))
-                except ScanError as error:
-                    if error.reason in (Reason.KEY_MISMATCH, Reason.DISK_FULL):
-                        raise
-                    left_out[result.case] = error.reason, error.detail
-            progress(len(chosen), len(chosen))
-            count, cases = _split(cases, shares, options)
+            made = _make_cases(maker, chosen, shares, left_out, progress)
+            count, cases = _split(made, shares, options)
             people = [
                 len({patients[each.case] for each in cases if each.test is test})
                 for test in (False, True)
@@ -318,6 +309,27 @@ def write_dataset(
     except OSError as exc:
         raise output_error(exc, "the dataset") from exc
     return dataset
+
+
+def _make_cases(
+    maker: _Maker,
+    chosen: Sequence[_Result],
+    shares: Mapping[str, float],
+    left_out: LeftOut,
+    progress: Callable[[int, int], None],
+) -> list[DatasetCase]:
+    """Write the files of all cases; those that can't be taken come to `left_out`."""
+    cases = list[DatasetCase]()
+    for n, result in enumerate(chosen):
+        progress(n, len(chosen))
+        try:
+            cases.append(maker.make(result, test=shares[result.case] < maker.options.test_share))
+        except ScanError as error:
+            if error.reason in (Reason.KEY_MISMATCH, Reason.DISK_FULL):
+                raise
+            left_out[result.case] = error.reason, error.detail
+    progress(len(chosen), len(chosen))
+    return cases
 
 
 # --- results --------------------------------------------------------------------------------------
