@@ -571,7 +571,7 @@ PRIVATE_FIELDS = (
 
 
 def private_rows(out: Path) -> dict[str, list[str]]:
-    """Return the values of `FIELDS` of each case id in the crosswalk; empty without any.
+    """Return the `PRIVATE_FIELDS` of each case id in the crosswalk; empty without any.
 
     Raises
     ------
