@@ -36,7 +36,7 @@ from scanloom.io.output.crosswalk import (
     known_ids,
     latest_by_id,
 )
-from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
+from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
 from scanloom.io.output.layout import Owners, identity_of, no_results, published_cases
 from scanloom.io.output.private import check_key, check_links
@@ -74,7 +74,6 @@ RECORD = "scanloom.json"
 """The file by which a folder is known as a dataset of ours: cases, files, left-out cases."""
 SPLITS = "splits_final.json"
 """nnU-Net's list of folds, for its folder of preprocessed data."""
-IMAGE = "image.nii.gz"
 _NNUNET_NAME = re.compile(r"Dataset\d{3}_[\w.-]+")
 _DATASET = {"msd": "dataset.json", "nnunet": "dataset.json", "monai": "datalist.json"}
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
@@ -407,7 +406,7 @@ def _read_result(out: Path, case_folder: Path, folder: Path) -> _Result:
         seen_of(folder),
         Grid(tuple(grid["shape"]), grid["affine_ras_mm"]),
         max(len(str(timing.get(SOURCE_STAMP, "")).split()), 1),
-        IMAGE in timing[FILE_STAMPS],
+        SCAN_COPY in timing[FILE_STAMPS],
     )
     _ = result.case
     return result
@@ -823,7 +822,7 @@ class _Maker:
 
     def _write_images(self, result: _Result, names: Sequence[str]) -> None:
         """Write the scan of a case, from the image in its folder or else from its source."""
-        stored = result.case_folder / IMAGE
+        stored = result.case_folder / SCAN_COPY
         if result.has_image and result.channels == 1:
             if not result.grid.sheared:
                 self._link(stored, names[0])

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scanloom.cards.codes import colors_of_models, shown_name, structure_of_entry
 from scanloom.core import Grid, Measurement, Reason, ScanError, Structure, Volume
 from scanloom.core.segmentation import Color
-from scanloom.io.output.file_names import CASE, SEGMENTS
+from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import case_folder
 from scanloom.io.output.measurements import read_measurements
@@ -42,7 +42,6 @@ from scanloom.review.revisions import latest_result, read_label_map, revision_nu
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.verdict import Seen
 
-IMAGE = "image.nii.gz"
 _PRESETS = {
     "soft tissue": slicing.SOFT_TISSUE,
     "lung": slicing.LUNG,
@@ -209,7 +208,7 @@ def _scan(
     out: Path, folder: Path, document: dict[str, Any], grid: Grid, key: Path | None
 ) -> tuple[Volume | None, str, str]:
     """Return the scan of a case, where it is from, and why there is none."""
-    stored = folder / IMAGE
+    stored = folder / SCAN_COPY
     try:
         if stored.is_file():
             modality = document["options"]["modality"] or document["source"]["modality"]
