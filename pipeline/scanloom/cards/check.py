@@ -1,8 +1,8 @@
 """Check a scan against the limits in a model card, and CT against values that no CT has.
 
 Label maps, pictures and wrong rescale values are told from CT: `find_foreign_scale` gives reasons
-to refuse a scan, `find_altered_scale` reasons to doubt it, and `is_hounsfield` tells CT from scans
-of other modalities.
+to refuse a scan, `find_altered_scale` reasons to doubt it, and `looks_like_hounsfield` tells CT
+from scans of other modalities.
 
 The rules refuse no scan for its anatomy. Air, fat, noise and padding give nearly every CT values
 below 0, and then only the scale is checked: few values are below -4096. In a CT that is scaled by
@@ -243,7 +243,7 @@ def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> list[Flag]:
 
 def _refuse_hounsfield(volume: Volume, card: ModelCard, modality: str) -> None:
     """Refuse a scan without a modality whose intensities are those of CT."""
-    if is_hounsfield(_sample(volume)):
+    if looks_like_hounsfield(_sample(volume)):
         options = f"`segment --modality {modality}` or a workflow's `modality`"
         detail = f"{card.name} is for {modality}, and the intensities are Hounsfield units of CT"
         raise ScanError(Reason.MODALITY, f"{detail}; if it is {modality}, state it with {options}")
@@ -334,7 +334,7 @@ def _outside(limits: Range) -> str:
     return f"outside {limits.low:g} to {limits.high:g}"
 
 
-def is_hounsfield(sample: NDArray[Any]) -> bool:
+def looks_like_hounsfield(sample: NDArray[Any]) -> bool:
     """Return whether intensities are those of a CT with air around or inside the body.
 
     Phase images are not: their values below -600 and above 600 are equally frequent. Scans of MR
@@ -385,7 +385,7 @@ def hounsfield_by_values(volume: Volume) -> bool | None:
     A CT that lost its RescaleIntercept is neither: a model for other scans must not get it.
     """
     sample = _sample(volume)
-    if is_hounsfield(sample):
+    if looks_like_hounsfield(sample):
         return True
     if not sample.size:
         return None

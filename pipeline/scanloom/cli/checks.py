@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
     from pydicom import Dataset
 
+    from scanloom.inference.torch_devices import CudaDevice, FurtherDevice
+
 Level = Literal["ok", "warn", "bad"]
 
 
@@ -188,35 +190,39 @@ def check_devices() -> Iterator[CheckResult]:
     seen = f"{inventory.threads} threads, {inventory.cpu_capability}"
     yield CheckResult(DEVICES, "torch on the CPU", "ok", seen)
     for number, device in enumerate(inventory.devices):
-        seen = f"{device.name}, {format_bytes(device.memory)}, capability {device.capability}"
-        name = f"cuda:{number}"
-        if device.fault:
-            advice = (
-                "install a torch built for this GPU (pytorch.org), or use `segment --device cpu`"
-            )
-            yield CheckResult(DEVICES, name, "bad", f"{seen}: {device.fault}", advice)
-        elif device.half_fault:
-            advice = "float32 is used, which takes longer: install a newer torch with its own cuDNN"
-            yield CheckResult(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
-        else:
-            known = f"; {UNTRIED}" if inventory.hip else ""
-            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly{known}")
+        yield _judge_gpu(f"cuda:{number}", device, f"; {UNTRIED}" if inventory.hip else "")
     for gpu in inventory.further:
-        seen, name = gpu.hardware, gpu.name or "GPU"
-        if gpu.fault:
-            advice = f"do not use `segment --device {name}`"
-            yield CheckResult(DEVICES, name, "warn", f"{seen}: {gpu.fault}", advice)
-        elif gpu.name:
-            used = f"computes correctly; used by `segment --device {name}` only; {UNTRIED}"
-            yield CheckResult(DEVICES, name, "ok", f"{seen}: {used}")
-        else:
-            yield CheckResult(DEVICES, name, "ok", f"{seen}: not used; {UNTRIED}")
+        yield _judge_further_gpu(gpu)
     yield CheckResult(DEVICES, "energy", "ok", describe_energy())
     seen = f"{', '.join(NEVER_RUN)}, OpenVINO on GPUs: see docs/gpu.md"
     yield CheckResult(DEVICES, "never run on", "ok", seen)
 
 
 UNTRIED = "scanloom was never run on such a device"
+
+
+def _judge_gpu(name: str, device: CudaDevice, known: str) -> CheckResult:
+    """Return a finding on a GPU that "auto" may choose; `known` stands behind a good one."""
+    seen = f"{device.name}, {format_bytes(device.memory)}, capability {device.capability}"
+    if device.fault:
+        advice = "install a torch built for this GPU (pytorch.org), or use `segment --device cpu`"
+        return CheckResult(DEVICES, name, "bad", f"{seen}: {device.fault}", advice)
+    if device.half_fault:
+        advice = "float32 is used, which takes longer: install a newer torch with its own cuDNN"
+        return CheckResult(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
+    return CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly{known}")
+
+
+def _judge_further_gpu(gpu: FurtherDevice) -> CheckResult:
+    """Return a finding on a GPU that runs cases only if it is named, or not at all."""
+    seen, name = gpu.hardware, gpu.name or "GPU"
+    if gpu.fault:
+        advice = f"do not use `segment --device {name}`"
+        return CheckResult(DEVICES, name, "warn", f"{seen}: {gpu.fault}", advice)
+    if gpu.name:
+        used = f"computes correctly; used by `segment --device {name}` only; {UNTRIED}"
+        return CheckResult(DEVICES, name, "ok", f"{seen}: {used}")
+    return CheckResult(DEVICES, name, "ok", f"{seen}: not used; {UNTRIED}")
 
 
 def _engines() -> CheckResult:

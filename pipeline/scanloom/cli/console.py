@@ -351,6 +351,20 @@ def print_result(
         show()
 
 
+@contextmanager
+def case_progress(mode: OutputMode) -> Iterator[Callable[[int, int], None]]:
+    """Show the number of cases that are done, on a terminal and as far as `mode` allows it."""
+    if mode.json or mode.quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("cases", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def error_document(reason: Reason, detail: str) -> dict[str, Any]:
     """Return the JSON object of an error."""
     return {

@@ -62,7 +62,7 @@ _WIDEST_RANGE = 10.0
 
 
 @dataclass(frozen=True)
-class MeasuredCase:
+class CaseCost:
     """Measured cost of one case.
 
     Parameters
@@ -92,16 +92,16 @@ class Costs:
 
     Parameters
     ----------
-    cases : list of MeasuredCase
+    cases : list of CaseCost
         The newest ones last.
     starts : list of float
         Seconds from the request for workers until the first case held the device.
     """
 
-    cases: list[MeasuredCase] = field(default_factory=list)
+    cases: list[CaseCost] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
 
-    def learn(self, cases: Sequence[MeasuredCase], start: float) -> None:
+    def learn(self, cases: Sequence[CaseCost], start: float) -> None:
         """Add measured cases; those of a run take the place of cases that were tried alone."""
         if cases and not cases[0].alone:
             if self.alone:
@@ -175,7 +175,7 @@ class Costs:
         """Return the costs that are cached under a key; none if they are missing or damaged."""
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             document = json.loads(costs_file(name).read_text(encoding="utf-8"))
-            cases = [MeasuredCase(**case) for case in document["cases"]]
+            cases = [CaseCost(**case) for case in document["cases"]]
             starts = [float(start) for start in document["starts"]]
             numbers = [*starts, *(n for case in cases for n in asdict(case).values())]
             if document["schema"] == _SCHEMA and all(math.isfinite(n) and n >= 0 for n in numbers):
@@ -258,12 +258,12 @@ def costs_file(name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class PublishedCase:
-    """Cost of one published case.
+class CaseTiming:
+    """Cost of one published case, as its `timing.json` tells.
 
     Parameters
     ----------
-    cost : MeasuredCase
+    cost : CaseCost
         Its steps, as measured.
     engine : float
         Seconds in which an engine was prepared, which no other case repeats.
@@ -273,7 +273,7 @@ class PublishedCase:
         Device and precision; None if it does not state them.
     """
 
-    cost: MeasuredCase
+    cost: CaseCost
     engine: float
     peak: int
     site: tuple[str, str] | None
@@ -286,7 +286,7 @@ class PublishedCase:
             shape = json.loads((folder / CASE).read_text(encoding="utf-8"))["grid"]["shape"]
             seconds = {step: float(times["wall_s"]) for step, times in timing["steps"].items()}
             network, engine = seconds.pop("network", 0.0), seconds.pop("engine", 0.0)
-            cost = MeasuredCase(
+            cost = CaseCost(
                 values=float(timing["window_values"]),
                 voxels=float(math.prod(shape)),
                 network=network,
@@ -350,7 +350,7 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     step = max(1, math.ceil(count / _MAX_CASES))
     published = itertools.islice(timeline.published, 0, None, step)
     folders = (each.detail or each.id for each in published)
-    measured = [case for name in folders if (case := PublishedCase.read(case_folder(out, name)))]
+    measured = [case for name in folders if (case := CaseTiming.read(case_folder(out, name)))]
     if not measured or timeline.last_end is None:
         return None
     if timeline.first_on_device is not None and measured[0].site is not None:
@@ -383,7 +383,7 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     return {"cases": count, "planned": planned, "happened": happened, "ratio": ratio}
 
 
-def _shared_out(measured: Sequence[PublishedCase], seconds: float) -> list[MeasuredCase]:
+def _shared_out(measured: Sequence[CaseTiming], seconds: float) -> list[CaseCost]:
     """Return the costs of cases that took some seconds in all, so that concurrent work counts once.
 
     The time of preparing an engine is not that of any case.

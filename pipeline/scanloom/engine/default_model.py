@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from scanloom.cards.card import ANY_MODALITY, CT
+from scanloom.cards.card import ANY_MODALITY, CT, ModelCard
 from scanloom.cards.check import hounsfield_by_values, looks_like_labels
 from scanloom.convert.store import list_models
 from scanloom.core import ReadOptions, Reason, ScanError, Series, Volume
@@ -58,21 +58,31 @@ def default_model(
             if modalities == {None}:
                 raise
             modalities.discard(None)  # label maps and what can't be read ask for no model
-    possible = []
-    for card in single:
-        of = card.channels[0].modality
-        unstated = None in modalities and (is_ct is None or (of == CT) is is_ct)
-        if of == ANY_MODALITY or of in modalities or unstated:
-            possible.append(card)
-    # A model for this modality goes before a model for any
-    left = [c for c in possible if c.channels[0].modality != ANY_MODALITY] or possible
-    fitting = [card.name for card in left]
+    fitting = _fitting(single, modalities, is_ct)
     if len(fitting) == 1:
         return fitting[0]
     of = " and ".join(sorted(m for m in modalities if m)) or "scans of unknown modality"
     problem = f"{len(fitting)} models fit" if fitting else "no model of the store is for"
     names = ": " + ", ".join(fitting) if fitting else ""
     raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {of}{names}; {HINT}")
+
+
+def _fitting(
+    cards: Sequence[ModelCard], modalities: Collection[str | None], is_ct: bool | None
+) -> list[str]:
+    """Return the names of the models for scans of some modalities.
+
+    Scans without a modality, for which None stands, are CT or not, or it is unknown (`is_ct` None).
+    """
+    possible = []
+    for card in cards:
+        of = card.channels[0].modality
+        unstated = None in modalities and (is_ct is None or (of == CT) is is_ct)
+        if of == ANY_MODALITY or of in modalities or unstated:
+            possible.append(card)
+    # A model for this modality goes before a model for any
+    own = [card for card in possible if card.channels[0].modality != ANY_MODALITY]
+    return [card.name for card in own or possible]
 
 
 def _scans(paths: Sequence[Path], *, archives: bool) -> list[Series]:

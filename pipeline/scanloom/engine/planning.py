@@ -37,9 +37,9 @@ from scanloom.core import (
 from scanloom.engine.case.models import check_networks, load_models
 from scanloom.engine.costs import (
     PLAN_FILE,
+    CaseCost,
+    CaseTiming,
     Costs,
-    MeasuredCase,
-    PublishedCase,
     costs_key,
     states_something,
 )
@@ -218,18 +218,7 @@ def plan_sample(
         sample, (row for name, unit in files for row in (("found", unit), (name, unit)))
     )
     none = Estimate(0.0, 0.0, 0.0, 0.0)
-    seconds, written, unknown = plan.totals.seconds, plan.totals.written, plan.totals.unknown
-    if seconds is not None:
-        ends = _ends(sample, [(of_case[c.case], c.seconds) for c in plan.todo if c.seconds])
-        times = ends[0].low / ends[0].sampled, ends[1].high / ends[1].sampled
-        low, high = (costs.run_time(plan.todo, site, factor) for factor in times)
-        seconds = low[0], high[1]
-        if not states_something(seconds):
-            unknown = f"{format_range(seconds)}: a larger sample would tell more"
-            seconds = None
-    if written is not None:
-        ends = _ends(sample, [(of_case[c.case], c.written) for c in plan.todo if c.written])
-        written = ends[0].low, ends[1].high
+    seconds, written, unknown = _extrapolated(sample, plan, of_case, costs, site)
     return SamplePlan(
         plan,
         sampled=len(sample.units),
@@ -252,6 +241,32 @@ def plan_sample(
         unseen=sample.found * (1 - 0.05 ** (1 / len(sample.units))),
         notes=tuple(_sample_notes(sample, written or (0.0, 0.0), out)),
     )
+
+
+def _extrapolated(
+    sample: FolderSample,
+    plan: RunPlan,
+    of_case: Mapping[str, int],
+    costs: Costs,
+    site: ExecutionSite,
+) -> tuple[Range | None, Range | None, str]:
+    """Return the time and bytes of all folders' cases, and why the time is unknown.
+
+    `plan` is that of the sample, `of_case` the unit of the sample that holds a case.
+    """
+    seconds, written, unknown = plan.totals.seconds, plan.totals.written, plan.totals.unknown
+    if seconds is not None:
+        ends = _ends(sample, [(of_case[c.case], c.seconds) for c in plan.todo if c.seconds])
+        times = ends[0].low / ends[0].sampled, ends[1].high / ends[1].sampled
+        low, high = (costs.run_time(plan.todo, site, factor) for factor in times)
+        seconds = low[0], high[1]
+        if not states_something(seconds):
+            unknown = f"{format_range(seconds)}: a larger sample would tell more"
+            seconds = None
+    if written is not None:
+        ends = _ends(sample, [(of_case[c.case], c.written) for c in plan.todo if c.written])
+        written = ends[0].low, ends[1].high
+    return seconds, written, unknown
 
 
 def _total(sample: FolderSample, amounts: Iterable[tuple[int, float]]) -> Estimate:
@@ -585,8 +600,6 @@ def _try_cases(
     """
     fingerprint, workflow = key_fingerprint(key), request.workflow
     execution = workflow.execution
-    measured: list[MeasuredCase] = []
-    start, end, why = 0.0, 0.0, "no case could be tried"
     with private_folder(out, fingerprint) as private:
         scratch_folder = TemporaryDirectory(
             prefix="trial-", dir=private, ignore_cleanup_errors=True
@@ -614,22 +627,7 @@ def _try_cases(
         limit.daemon = True
         limit.start()
         try:
-            began = time.monotonic()
-            for planned in [*chosen[:1], *chosen]:  # the first case of a process takes longer
-                if measured:
-                    largest = max(measured, key=lambda case: case.values)
-                    network = largest.network * planned.values / max(largest.values, 1.0)
-                    rest = max(largest.rest, _REST_S_PER_VOXEL * planned.voxels)
-                    if time.monotonic() + network + rest > end:
-                        continue
-                cost, reason = _segmented(worker, cases[planned.case])
-                if cost is None:
-                    why = f"cases were tried without a result: {reason}"
-                    continue
-                if not measured:
-                    start = max(0.0, time.monotonic() - began - cost.network - cost.rest)
-                    end = time.monotonic() + _TRIAL_S
-                measured.append(cost)
+            measured, start, why = _measured(worker, chosen, cases)
         finally:
             limit.cancel()
             worker.stop(5.0)
@@ -639,13 +637,41 @@ def _try_cases(
     return ""
 
 
-def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[MeasuredCase | None, str]:
+def _measured(
+    worker: WorkerSupervisor, chosen: Sequence[PlannedCase], cases: Mapping[str, Case]
+) -> tuple[list[CaseCost], float, str]:
+    """Return the costs of the cases for which there is time, the first one's twice.
+
+    Also returned are the seconds that the worker took to start, and why no case was measured.
+    """
+    measured: list[CaseCost] = []
+    start, end, why = 0.0, 0.0, "no case could be tried"
+    began = time.monotonic()
+    for planned in [*chosen[:1], *chosen]:  # the first case of a process takes longer
+        if measured:
+            largest = max(measured, key=lambda case: case.values)
+            network = largest.network * planned.values / max(largest.values, 1.0)
+            rest = max(largest.rest, _REST_S_PER_VOXEL * planned.voxels)
+            if time.monotonic() + network + rest > end:
+                continue
+        cost, reason = _segmented(worker, cases[planned.case])
+        if cost is None:
+            why = f"cases were tried without a result: {reason}"
+            continue
+        if not measured:
+            start = max(0.0, time.monotonic() - began - cost.network - cost.rest)
+            end = time.monotonic() + _TRIAL_S
+        measured.append(cost)
+    return measured, start, why
+
+
+def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[CaseCost | None, str]:
     """Segment a case and remove its result; return its cost, or the reason why it has none."""
     record = worker.run(case).record
     if record is None:
         return None, f"not done after {format_duration(_LONGEST_TRIAL_S)}"
     if record.reason is not None or record.folder is None:
         return None, record.reason.code if record.reason else ""
-    measured = PublishedCase.read(record.folder)
+    measured = CaseTiming.read(record.folder)
     shutil.rmtree(record.folder, ignore_errors=True)  # so that it can be segmented once more
     return None if measured is None else replace(measured.cost, alone=True), ""

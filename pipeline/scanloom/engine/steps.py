@@ -7,14 +7,14 @@ tests and a worker call the same ones, after `scanloom.engine.prepare`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cards.card import HEAD
 from scanloom.cards.check import check_measurement, check_scan
-from scanloom.cards.graph import graph_of, needed_parts, networks
+from scanloom.cards.graph import Node, graph_of, needed_parts, networks
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -27,6 +27,7 @@ from scanloom.core import (
     Segmentation,
     StepTimer,
 )
+from scanloom.core.engines import EngineChoice
 from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.types import LoadedCase, SegmentedCase
 from scanloom.engine.case.writers import conditions_of, read_back, write_files, writers_of
@@ -156,24 +157,9 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         MODALITY, CHANNELS or IMPLAUSIBLE if the scan is not for a model; NOT_FINITE if scan or
         scores overflow; OUT_OF_MEMORY.
     """
-    volume, further, outputs = loaded.scan.volume, loaded.further_channels, loaded.case.outputs
-    flags = [*loaded.case.flags, *volume.flags]
-    if volume.grid.sheared:
-        flags.append(Flag.SHEARED)
-    relations, clock = loaded.case.relations, loaded.clock
+    outputs, relations, clock = loaded.case.outputs, loaded.case.relations, loaded.clock
     nodes = graph_of([predictor.card.name for predictor in predictors], relations)
-    whole = {n for node in nodes if node.crop is None for n in node.members}
-    for n, predictor in enumerate(predictors):
-        card = predictor.card
-        if n not in whole:  # its extent is for the crop, which is found later
-            card = replace(card, checks=replace(card.checks, extent=None))
-        flags.extend(check_scan(volume, card, further))
-    if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
-        flags.append(Flag.SEG_NOT_POSSIBLE)
-    if "rtstruct" in outputs.also and not rtstruct.can_write(loaded.scan):
-        flags.append(Flag.RTSTRUCT_NOT_POSSIBLE)
-    if "sr" in outputs.also and not sr.can_write(loaded.scan):
-        flags.append(Flag.SR_NOT_POSSIBLE)
+    flags = _check(loaded, predictors, nodes)
     labels = relations.labels_to_compute(outputs.structures)
     clock.networks = sum(
         len([*networks(needed_parts(predictors[n].card, labels))])
@@ -183,7 +169,7 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
     run = GraphRun(
         nodes,
         predictors,
-        (volume, *further),
+        (loaded.scan.volume, *loaded.further_channels),
         clock,
         uncertainty="uncertainty" in outputs.also,
     )
@@ -192,11 +178,45 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
     with clock.step("relate"):
         united = [unite(name, union, results) for name, union in relations.unite.items()]
     segmentations = tuple(keep_structures((*own, *united), outputs))
-    flags.extend(flag for result in results.values() for flag in result.flags)
+    flags += [flag for result in results.values() for flag in result.flags]
+    unique = tuple(dict.fromkeys(flags))
+    placements = _placements(predictors, nodes, results)
+    return SegmentedCase(loaded, tuple(predictors), segmentations, unique, placements)
+
+
+def _check(
+    loaded: LoadedCase, predictors: Sequence[Predictor], nodes: Sequence[Node]
+) -> list[Flag]:
+    """Return the flags of a scan before it is labelled; refuse one that is not for a model."""
+    scan, also = loaded.scan, loaded.case.outputs.also
+    flags = [*loaded.case.flags, *scan.volume.flags]
+    if scan.volume.grid.sheared:
+        flags.append(Flag.SHEARED)
+    whole = {n for node in nodes if node.crop is None for n in node.members}
+    for n, predictor in enumerate(predictors):
+        card = predictor.card
+        if n not in whole:  # its extent is for the crop, which is found later
+            card = replace(card, checks=replace(card.checks, extent=None))
+        flags += check_scan(scan.volume, card, loaded.further_channels)
+    if isinstance(scan.source, DicomSource) and not scan.source.can_refer:
+        flags.append(Flag.SEG_NOT_POSSIBLE)
+    if "rtstruct" in also and not rtstruct.can_write(scan):
+        flags.append(Flag.RTSTRUCT_NOT_POSSIBLE)
+    if "sr" in also and not sr.can_write(scan):
+        flags.append(Flag.SR_NOT_POSSIBLE)
+    return flags
+
+
+def _placements(
+    predictors: Sequence[Predictor],
+    nodes: Sequence[Node],
+    results: Mapping[str, Segmentation],
+) -> tuple[tuple[str, str, EngineChoice], ...]:
+    """Return device, precision and engine of each model, as they were for this scan."""
     # Of a model with several results, one for which it was run
     ran_last = sorted(nodes, key=lambda node: results[node.name].engine != NO_ENGINE)
     result_of = {predictors[n]: results[node.name] for node in ran_last for n in node.members}
-    placements = tuple(
+    return tuple(
         (
             result_of[predictor].device or predictor.device_name,
             result_of[predictor].precision or predictor.precision_name,
@@ -204,8 +224,6 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         )
         for predictor in predictors
     )
-    unique = tuple(dict.fromkeys(flags))
-    return SegmentedCase(loaded, tuple(predictors), segmentations, unique, placements)
 
 
 def write(

@@ -190,24 +190,26 @@ def _mirroring(recipe: TrainingRecipe) -> list[Json]:
 
 def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
     """Return the transforms of label maps alone: those whose results are kept, and random ones."""
-    page, chosen = recipe.drawing, recipe.augmentation
-    values = recipe.drawn_values
-    numbers = {v: n for n, each in enumerate(recipe.structures, 1) for v in each.values}
-    structures = [numbers.get(value, 0) for value in values]
-    groups = {value: group for group in page.alike for value in group}
-    classes: dict[tuple[int, ...], int] = {}
-    for value in values:
-        classes.setdefault(groups.get(value, (value,)), len(classes))
-    tissues = {value: n for n, group in enumerate(page.tissues) for value in group}
-    kept = [
+    numbers = {value: n for n, each in enumerate(recipe.structures, 1) for value in each.values}
+    structures = [numbers.get(value, 0) for value in recipe.drawn_values]
+    return _map_loading(recipe, structures), _image_drawing(recipe, structures)
+
+
+def _map_loading(recipe: TrainingRecipe, structures: Sequence[int]) -> list[Json]:
+    """Return the transforms of a map to drawn values from 0, and to voxels for patches' centres.
+
+    `structures` are the network's channels of the drawn values.
+    """
+    spacing, places = [recipe.drawing.map_spacing] * 3, list(range(len(structures)))
+    return [
         _step(f"{TRANSFORMS}.LoadVolumed", "label", modality=recipe.modality),
         _step("Orientationd", "label", axcodes="RAS", labels=[["L", "R"], ["P", "A"], ["I", "S"]]),
-        _step("Spacingd", "label", pixdim=[page.map_spacing] * 3, mode="nearest"),
+        _step("Spacingd", "label", pixdim=spacing, mode="nearest"),
         _step(
             "MapLabelValued",
             "label",
-            orig_labels=list(values),
-            target_labels=list(range(len(values))),
+            orig_labels=list(recipe.drawn_values),
+            target_labels=places,
             dtype="$np.uint8",
         ),
         _step("CropForegroundd", "label", source_key="label", allow_smaller=False),
@@ -222,8 +224,8 @@ def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
         _step(
             "MapLabelValued",
             "structure",
-            orig_labels=list(range(len(values))),
-            target_labels=structures,
+            orig_labels=places,
+            target_labels=list(structures),
             dtype="$np.uint8",
         ),
         _step(
@@ -234,12 +236,22 @@ def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
         ),
         _step("SelectItemsd", ["label", "structure_cls_indices"]),
     ]
-    random = [
+
+
+def _image_drawing(recipe: TrainingRecipe, structures: Sequence[int]) -> list[Json]:
+    """Return the random transforms of such a map to a patch of an image and of its labels."""
+    page, chosen = recipe.drawing, recipe.augmentation
+    # values of one group look alike: each group is a class with intensities of its own
+    groups = {value: group for group in page.alike for value in group}
+    group_of = [groups.get(value, (value,)) for value in recipe.drawn_values]
+    classes = list(dict.fromkeys(group_of))
+    tissues = {value: n for n, group in enumerate(page.tissues) for value in group}
+    return [
         _step(
             f"{TRANSFORMS}.RandDrawnPatchd",
             "label",
-            structures=structures,
-            classes=[classes[groups.get(value, (value,))] for value in values],
+            structures=list(structures),
+            classes=[classes.index(group) for group in group_of],
             tissues=[tissues.get(group[0], -1) for group in classes],
             strip=page.strip,
             size=list(recipe.patch),
@@ -271,7 +283,6 @@ def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
         ),
         _step(f"{TRANSFORMS}.RandFieldOfViewd", BOTH, prob=page.partial, smallest=0.6),
     ]
-    return kept, random
 
 
 def _weights(recipe: TrainingRecipe) -> Json:

@@ -36,7 +36,7 @@ from scanloom.io.output.crosswalk import (
     known_ids,
     latest_by_id,
 )
-from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
+from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
 from scanloom.io.output.layout import Owners, identity_of, no_results, published_cases
 from scanloom.io.output.private import check_key, check_links
@@ -74,7 +74,6 @@ RECORD = "scanloom.json"
 """The file by which a folder is known as a dataset of ours: cases, files, left-out cases."""
 SPLITS = "splits_final.json"
 """nnU-Net's list of folds, for its folder of preprocessed data."""
-IMAGE = "image.nii.gz"
 _NNUNET_NAME = re.compile(r"Dataset\d{3}_[\w.-]+")
 _DATASET = {"msd": "dataset.json", "nnunet": "dataset.json", "monai": "datalist.json"}
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
@@ -281,22 +280,13 @@ def write_dataset(
     shares = {case: patient_share(patient, secret) for case, patient in patients.items()}
     # Now, so that a request that can't be met is refused before the work, and again with the
     # cases that remain
-    _folds({case: shares[case] for case in patients}, options)
+    _folds(shares, options)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked_draft(folder) as draft:
             maker = _Maker(out, draft, options, labels, earlier, folder, key)
-            cases = list[DatasetCase]()
-            for n, result in enumerate(chosen):
-                progress(n, len(chosen))
-                try:
-                    cases.append(maker.make(result, test=shares[result.case] < options.test_share))
-                except ScanError as error:
-                    if error.reason in (Reason.KEY_MISMATCH, Reason.DISK_FULL):
-                        raise
-                    left_out[result.case] = error.reason, error.detail
-            progress(len(chosen), len(chosen))
-            count, cases = _split(cases, shares, options)
+            made = _make_cases(maker, chosen, shares, left_out, progress)
+            count, cases = _split(made, shares, options)
             people = [
                 len({patients[each.case] for each in cases if each.test is test})
                 for test in (False, True)
@@ -318,6 +308,27 @@ def write_dataset(
     except OSError as exc:
         raise output_error(exc, "the dataset") from exc
     return dataset
+
+
+def _make_cases(
+    maker: _Maker,
+    chosen: Sequence[_Result],
+    shares: Mapping[str, float],
+    left_out: LeftOut,
+    progress: Callable[[int, int], None],
+) -> list[DatasetCase]:
+    """Write the files of all cases; those that can't be taken come to `left_out`."""
+    cases = list[DatasetCase]()
+    for n, result in enumerate(chosen):
+        progress(n, len(chosen))
+        try:
+            cases.append(maker.make(result, test=shares[result.case] < maker.options.test_share))
+        except ScanError as error:
+            if error.reason in (Reason.KEY_MISMATCH, Reason.DISK_FULL):
+                raise
+            left_out[result.case] = error.reason, error.detail
+    progress(len(chosen), len(chosen))
+    return cases
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -395,7 +406,7 @@ def _read_result(out: Path, case_folder: Path, folder: Path) -> _Result:
         seen_of(folder),
         Grid(tuple(grid["shape"]), grid["affine_ras_mm"]),
         max(len(str(timing.get(SOURCE_STAMP, "")).split()), 1),
-        IMAGE in timing[FILE_STAMPS],
+        SCAN_COPY in timing[FILE_STAMPS],
     )
     _ = result.case
     return result
@@ -811,7 +822,7 @@ class _Maker:
 
     def _write_images(self, result: _Result, names: Sequence[str]) -> None:
         """Write the scan of a case, from the image in its folder or else from its source."""
-        stored = result.case_folder / IMAGE
+        stored = result.case_folder / SCAN_COPY
         if result.has_image and result.channels == 1:
             if not result.grid.sheared:
                 self._link(stored, names[0])

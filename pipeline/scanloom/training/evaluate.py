@@ -510,6 +510,29 @@ def match_structures(
         LABELS_UNKNOWN if both have names, and none in common, or `labels` are given for segments;
         STRUCTURE_UNKNOWN if the prediction lacks a structure of `labels`.
     """
+    predicted, referred = _named_regions(prediction, reference, labels, unnamed)
+    empty: dict[str, Region] = dict.fromkeys(expected, (0, ()))
+    predicted = {**(empty if prediction.are_segments else {}), **predicted}
+    referred = {**(empty if reference.are_segments else {}), **referred}
+    common = {
+        name: (predicted[name], referred[name])
+        for name in referred
+        if name in predicted and name != IGNORED
+    }
+    if not common and (predicted or referred):
+        names = [", ".join(sorted(each)[:3]) or "none" for each in (predicted, referred)]
+        detail = f"no structure has one name: predictions have {names[0]}, references {names[1]}"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    return common
+
+
+def _named_regions(
+    prediction: Labels, reference: Labels, labels: Names | None, unnamed: Names | None
+) -> tuple[Mapping[str, Region], Mapping[str, Region]]:
+    """Return the regions of prediction and reference by names that both use.
+
+    Arguments and errors are those of `match_structures`.
+    """
     predicted, referred = prediction.names, reference.names
     if labels is not None:
         if len(reference.layers) > 1 or reference.are_segments:
@@ -533,19 +556,7 @@ def match_structures(
         values_of = {name: values for name, (_, values) in (predicted or referred or {}).items()}
         predicted = predicted or _by_value(values_of)
         referred = referred or _by_value(values_of)
-    empty: dict[str, Region] = dict.fromkeys(expected, (0, ()))
-    predicted = {**(empty if prediction.are_segments else {}), **predicted}
-    referred = {**(empty if reference.are_segments else {}), **referred}
-    common = {
-        name: (predicted[name], referred[name])
-        for name in referred
-        if name in predicted and name != IGNORED
-    }
-    if not common and (predicted or referred):
-        names = [", ".join(sorted(each)[:3]) or "none" for each in (predicted, referred)]
-        detail = f"no structure has one name: predictions have {names[0]}, references {names[1]}"
-        raise ScanError(Reason.LABELS_UNKNOWN, detail)
-    return common
+    return predicted, referred
 
 
 def _by_value(names: Names) -> dict[str, Region]:

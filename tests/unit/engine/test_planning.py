@@ -19,8 +19,8 @@ from scanloom.convert.store import find_model
 from scanloom.core import CaseRecord, Reason
 from scanloom.core.paths import shipped
 from scanloom.engine.costs import (
+    CaseCost,
     Costs,
-    MeasuredCase,
     RunTimeline,
     compare_with_plan,
     costs_file,
@@ -66,13 +66,13 @@ class Machine:
     def __init__(self, rng: np.random.Generator, network: float, rest: float) -> None:
         self.rng, self.network, self.rest = rng, network, rest
 
-    def measured(self, voxels: float, *, alone: bool = False) -> MeasuredCase:
+    def measured(self, voxels: float, *, alone: bool = False) -> CaseCost:
         """Return the cost of a case with the windows of half a million voxels each."""
         values = windows(voxels) * WINDOW
         noise = self.rng.lognormal(0.0, 0.1, 2)
         seconds = 0.05 + self.network * windows(voxels), 0.5 + self.rest * voxels / 1e6
         network, rest = noise * seconds
-        return MeasuredCase(values, voxels, network, rest, 1e3 + 0.1 * voxels, alone)
+        return CaseCost(values, voxels, network, rest, 1e3 + 0.1 * voxels, alone)
 
 
 def windows(voxels: float) -> int:
@@ -138,7 +138,7 @@ def test_tiny_scans_say_little_of_large_ones(machine: str, count: int) -> None:
 def test_the_network_is_planned_by_its_windows() -> None:
     """Scans with one window predict scans with a hundred; another overlap means more windows."""
     costs = Costs()
-    costs.learn([MeasuredCase(WINDOW, 5e5, 2.0, 0.1, 1e4)] * 3, 1.0)
+    costs.learn([CaseCost(WINDOW, 5e5, 2.0, 0.1, 1e4)] * 3, 1.0)
 
     [(low, high)] = costs.network([PlannedCase("large", values=round(100 * WINDOW))])
 
@@ -192,8 +192,8 @@ def published(out: Path, name: str, **seconds: float) -> Path:
 
 def test_cases_of_runs_take_the_place_of_cases_tried_alone() -> None:
     costs = Costs()
-    costs.learn([MeasuredCase(1.0, 1.0, 1.0, 1.0, 1.0, alone=True)], 9.0)
-    costs.learn([MeasuredCase(2.0, 2.0, 2.0, 2.0, 2.0)], 3.0)
+    costs.learn([CaseCost(1.0, 1.0, 1.0, 1.0, 1.0, alone=True)], 9.0)
+    costs.learn([CaseCost(2.0, 2.0, 2.0, 2.0, 2.0)], 3.0)
 
     assert [case.alone for case in costs.cases] == [False]
     assert costs.starts == [3.0]
@@ -232,7 +232,7 @@ def test_costs_are_written_through_no_link(tmp_path: Path, monkeypatch: pytest.M
 def test_costs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     costs = Costs()
-    costs.learn([MeasuredCase(1e6, 1e5, 2.0, 1.0, 5e4)], 3.0)
+    costs.learn([CaseCost(1e6, 1e5, 2.0, 1.0, 5e4)], 3.0)
     costs.save("one")
 
     assert Costs.load("one") == costs
@@ -418,7 +418,7 @@ def known() -> Costs:
     """Return costs by which every case takes ten seconds, a quarter more or less."""
     costs = Costs()
     for size in (1.0, 1e4, 1e12):
-        costs.learn([MeasuredCase(size, size, 5.0, 5.0, 1e6)] * 3, 2.0)
+        costs.learn([CaseCost(size, size, 5.0, 5.0, 1e6)] * 3, 2.0)
     return costs
 
 
@@ -426,8 +426,8 @@ def test_whether_a_gpu_pays_is_told_by_what_was_measured() -> None:
     """A GPU of a hundred times the speed, with half a second more around each case."""
     gpu, cpu = Costs(), Costs()
     for size in (1e5, 1e9):
-        gpu.learn([MeasuredCase(size, size, 1e-8 * size, 1.5, 1.0)] * 3, 1.0)
-        cpu.learn([MeasuredCase(size, size, 1e-6 * size, 1.0, 1.0)] * 3, 1.0)
+        gpu.learn([CaseCost(size, size, 1e-8 * size, 1.5, 1.0)] * 3, 1.0)
+        cpu.learn([CaseCost(size, size, 1e-6 * size, 1.0, 1.0)] * 3, 1.0)
     on_gpu = (gpu, replace(CPU, placement=Placement("cuda:0", "half")))
     small, large = (PlannedCase("c", int(size), int(size)) for size in (1e5, 1e9))
 
@@ -460,7 +460,7 @@ def test_a_plan_tries_cases_where_it_knows_too_little(
     )
     name = costs_key(Request.of(workflow), "cpu", "float32")
     costs = Costs()
-    costs.learn([MeasuredCase(32 * 32 * 16.0, TINY, 0.1, 0.5, 1e4)], 2.0)
+    costs.learn([CaseCost(32 * 32 * 16.0, TINY, 0.1, 0.5, 1e4)], 2.0)
     costs.save(name)
 
     ended = scanloom("plan", page, tmp_path / "in", "--out", tmp_path / "out", "--json")

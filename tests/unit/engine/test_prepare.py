@@ -246,7 +246,7 @@ def test_a_relation_of_an_unknown_model_is_refused_by_its_place(
     unite = {"u": {"priority": [{"model": "other"}]}}
     workflow = make_workflow(name="t", models=[str(model_with_one_on_request)], unite=unite)
 
-    with pytest.raises(ScanError, match="unite.u.priority.model") as refused:
+    with pytest.raises(ScanError, match=r"unite.u.priority.model") as refused:
         Request.of(workflow)
 
     assert refused.value.reason is Reason.WORKFLOW

@@ -10,7 +10,7 @@ import pytest
 from pydicom import Dataset
 
 from scanloom.cli.commands.plan import format_estimate
-from scanloom.engine.costs import Costs, MeasuredCase
+from scanloom.engine.costs import CaseCost, Costs
 from scanloom.engine.plan import SamplePlan
 from scanloom.engine.planning import make_plan, plan_sample
 from scanloom.engine.workflow.schema import Workflow, make_workflow
@@ -46,7 +46,7 @@ def workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workflow:
     """Every case takes ten seconds, a quarter more or less."""
     costs = Costs()
     for size in (1.0, 1e4, 1e12):
-        costs.learn([MeasuredCase(size, size, 5.0, 5.0, 1e6)] * 3, 2.0)
+        costs.learn([CaseCost(size, size, 5.0, 5.0, 1e6)] * 3, 2.0)
     monkeypatch.setattr(Costs, "load", lambda _: costs)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))

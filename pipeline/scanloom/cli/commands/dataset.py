@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from scanloom.cli.console import Exit, console, error_boundary, print_result, say
+from scanloom.cli.console import Exit, case_progress, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOption, Reporting, takes_panels
 from scanloom.cli.values import complete_structures, names, percentage
 
@@ -99,26 +96,12 @@ def dataset(source: SourceOptions, form: FormOptions, general: Reporting) -> Non
             )
         except ValueError as exc:
             raise typer.BadParameter(str(exc)) from exc
-        with _progress(shown=not (general.json or general.quiet)) as progress:
+        with case_progress(general.mode) as progress:
             written = write_dataset(source.out, form.folder, options, source.key, progress)
         print_result(general.mode, lambda: _document(written), lambda: _show(written, form.folder))
         if not written.cases:
             say("scanloom: no case remains, so that no dataset was written.", err=True)
     raise typer.Exit(Exit.SOME_FAILED if written.left_out else Exit.OK)
-
-
-@contextmanager
-def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show the number of cases that are done, on a terminal."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("cases", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _document(written: Dataset) -> dict[str, Any]:

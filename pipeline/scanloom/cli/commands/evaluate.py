@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from scanloom.cli import values
-from scanloom.cli.console import Exit, console, error_boundary, print_result, say
+from scanloom.cli.console import Exit, case_progress, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOption, Reporting, takes_panels
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
 
         given = None if labels.labels is None else _values(labels.labels)
         check_evaluation_folder(output.out)  # before the work
-        with read_session(), _progress(shown=not (general.json or general.quiet)) as progress:
+        with read_session(), case_progress(general.mode) as progress:
             predictions = open_label_set(labels.predictions, labels.key)
             references = open_label_set(labels.reference, labels.key, corrected=True)
             against = labels.against and open_label_set(labels.against, labels.key)
@@ -145,20 +143,6 @@ def _values(text: str) -> dict[str, tuple[int, ...]]:
             raise typer.BadParameter(f"{each}: expected {expected}", param_hint="--labels")
         named[name] = tuple(map(int, listed))
     return named
-
-
-@contextmanager
-def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show the number of cases that are done, on a terminal."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("cases", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(evaluation: Evaluation, page: Path) -> None:

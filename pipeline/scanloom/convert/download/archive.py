@@ -57,7 +57,7 @@ _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def write_archive(names: Sequence[str], file: Path) -> tuple[ModelEntry, ...]:
-    """Write models into one file, which `read_archive` reads; return the models.
+    """Write models into one file, which `models add` reads; return the models.
 
     Parameters
     ----------

@@ -243,9 +243,9 @@ def conditions_of(volume: Volume, cards: Sequence[ModelCard]) -> frozenset[str]:
     conditions = {each.where for card in cards for each in card.limitations} & {HEAD, CONTRAST}
     if not conditions:
         return frozenset()
-    from scanloom.review.preview.slicing import View, find_body, is_hounsfield
+    from scanloom.review.preview.slicing import View, find_body, is_in_hounsfield
 
-    hounsfield = is_hounsfield(volume, _assumed_modality(cards))
+    hounsfield = is_in_hounsfield(volume, _assumed_modality(cards))
     body = find_body(volume, View(volume.grid), hounsfield)
     met = {where for where, here in ((HEAD, body.head), (CONTRAST, body.enhanced)) if here}
     return frozenset(met & conditions)

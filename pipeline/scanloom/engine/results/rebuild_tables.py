@@ -11,7 +11,6 @@ from scanloom.core import Reason, Series
 from scanloom.engine.outcomes import Outcome, Outcomes
 from scanloom.engine.prepare import Request
 from scanloom.engine.results import tables
-from scanloom.engine.results.totals import TOTALS
 from scanloom.engine.results.verify import missing_tables
 from scanloom.engine.run_files import RUNS, WORKFLOW
 from scanloom.engine.workflow.schema import MAX_PAGE_BYTES, Workflow, parse_stored_workflow
@@ -20,7 +19,7 @@ from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index.build import stored_index
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.failures import previous_failure
-from scanloom.io.output.layout import case_folder
+from scanloom.io.output.layout import TOTALS, case_folder
 from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.parquet_file import open_parquet, read_errors
 from scanloom.io.output.private import PRIVATE

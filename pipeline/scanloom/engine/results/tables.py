@@ -36,7 +36,7 @@ from scanloom.io.output.crosswalk import (
 )
 from scanloom.io.output.failures import failed_cases
 from scanloom.io.output.growing_table import file_state
-from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.layout import TOTALS, iter_cases, read_case
 from scanloom.io.output.measurements import (
     COLUMNS,
     escape_formula,
@@ -191,7 +191,7 @@ def merge_shard_tables(out: Path, damaged: set[str] | None = None) -> bool:
     OSError, ValueError
         If the tables can't be read or written.
     """
-    finished = sorted(path.parent for path in (out / "runs").glob("*/totals.json"))
+    finished = sorted(path.parent for path in (out / "runs").glob(f"*/{TOTALS}"))
     if not finished or not _manifest_of(finished[-1]).exists():
         return False
     _merge_shards(out, finished[-1], set() if damaged is None else damaged)

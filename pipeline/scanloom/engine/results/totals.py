@@ -15,11 +15,10 @@ from scanloom.engine.run_files import LOG
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import TIMING
 from scanloom.io.output.json_file import read_json, write_document
-from scanloom.io.output.layout import case_folder
+from scanloom.io.output.layout import TOTALS, case_folder
 from scanloom.io.output.parquet_file import open_parquet
 from scanloom.io.system.atomic_write import atomic_write
 
-TOTALS = "totals.json"
 _SLOWEST_CASES = 5
 """Number of the slowest cases that are listed."""
 _ROWS_AT_ONCE = 100_000

@@ -29,6 +29,7 @@ from scanloom.io.output.growing_table import parse_line
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
 from scanloom.io.output.layout import (
     CASES,
+    TOTALS,
     Owners,
     case_folder,
     no_results,
@@ -75,7 +76,7 @@ def missing_tables(out: Path) -> list[str]:
     existing = {*_existing_files(out, tables.MANIFEST), *_existing_files(out, MEASUREMENTS)}
     features = _existing_files(out, tables.RADIOMICS)
     half = {*_files(tables.RADIOMICS)} - {*features} if features else set()
-    if not existing and not any((out / "runs").glob("*/totals.json")):
+    if not existing and not any((out / "runs").glob(f"*/{TOTALS}")):
         return sorted(half)
     expected = {*_files(MEASUREMENTS)}
     if (out / "runs").is_dir() or not existing <= expected:  # results of `segment` have no manifest

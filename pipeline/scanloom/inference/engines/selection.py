@@ -462,10 +462,9 @@ def measure(
 
     Labels are compared with those of torch in float32, the time with torch in the same type.
     """
-    card, loaded = model.card, model.loaded
     measured = functools.partial(
         EngineTrial,
-        card.name,
+        model.card.name,
         engine.name,
         str(engine.version()),
         request.precision,
@@ -473,51 +472,19 @@ def measure(
         place=place_of(request),
     )
     probes = scan.probes()
-    typed = [probe.to(loaded.takes) for probe in probes]
-
-    def labels_of(output: torch.Tensor) -> torch.Tensor:
-        """Return the labels (maps, x, y, z) of the output (N, C, x, y, z) for the first window."""
-        scores = output[0].to(torch.float32).transpose(0, 1).contiguous()
-        if loaded.head is not None:
-            scores = loaded.head(scores)
-        if card.activation == "sigmoid":
-            scores = torch.sigmoid(scores)
-        elif card.activation == "softmax":
-            scores = torch.softmax(scores, dim=1)
-        return decide_on_grid(scores[:, : card.n_outputs], card.decision)
-
-    def wait() -> None:
-        if request.device.type == "cuda":
-            torch.cuda.synchronize(request.device)
-
-    def timed(run: Run) -> tuple[list[torch.Tensor], float]:
-        """Return the labels of all probes, and the least wall time of a batch, in s."""
-        labels: list[torch.Tensor] = []
-        seconds = float("inf")
-        for probe in (*typed, typed[0]):  # once more, since the first pass takes longer
-            windows = probe.clone()  # a network may work in place
-            wait()
-            began = time.perf_counter()
-            output = run(windows)
-            wait()
-            seconds = min(seconds, time.perf_counter() - began)
-            if len(labels) < len(typed):
-                labels.append(labels_of(output))
-        return labels, seconds
-
-    own_labels, own_s = timed(model.runs[0])
+    own_labels, own_s = _timed(model.runs[0], probes, model)
     reference = own_labels
     half = request.dtype is not torch.float32
     if half:
         # Half precision is judged by float32, not by torch in half precision
         exact = copy.deepcopy(request.build()).to(request.device)
-        reference = [labels_of(exact(probe)) for probe in probes]
+        reference = [_labels_of(exact(probe), model) for probe in probes]
         del exact  # the engine needs the memory
     try:  # after torch has freed its memory
         began = time.perf_counter()
         run = engine.prepare(request)
         prepare_s = time.perf_counter() - began
-        labels, engine_s = timed(run)
+        labels, engine_s = _timed(run, probes, model)
     except EngineUnfitError as exc:
         return measured(failed=str(exc))
     except Exception as exc:  # its library has errors of its own
@@ -536,12 +503,50 @@ def measure(
     )
     logger.info(
         "%s with %s: %s, prepared in %s",
-        card.name,
+        model.card.name,
         engine.name,
         trial.why,
         format_duration(prepare_s),
     )
     return trial
+
+
+def _timed(
+    run: Run, probes: Sequence[torch.Tensor], model: TorchModel
+) -> tuple[list[torch.Tensor], float]:
+    """Return the labels of all probes, and the least wall time of a batch, in s."""
+    typed = [probe.to(model.loaded.takes) for probe in probes]
+    labels: list[torch.Tensor] = []
+    seconds = math.inf
+    for probe in (*typed, typed[0]):  # once more, since the first pass takes longer
+        windows = probe.clone()  # a network may work in place
+        _wait(model.device)
+        began = time.perf_counter()
+        output = run(windows)
+        _wait(model.device)
+        seconds = min(seconds, time.perf_counter() - began)
+        if len(labels) < len(typed):
+            labels.append(_labels_of(output, model))
+    return labels, seconds
+
+
+def _wait(device: torch.device) -> None:
+    """Wait until a device has done what was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _labels_of(output: torch.Tensor, model: TorchModel) -> torch.Tensor:
+    """Return the labels (maps, x, y, z) of the output (N, C, x, y, z) for the first window."""
+    card, head = model.card, model.loaded.head
+    scores = output[0].to(torch.float32).transpose(0, 1).contiguous()
+    if head is not None:
+        scores = head(scores)
+    if card.activation == "sigmoid":
+        scores = torch.sigmoid(scores)
+    elif card.activation == "softmax":
+        scores = torch.softmax(scores, dim=1)
+    return decide_on_grid(scores[:, : card.n_outputs], card.decision)
 
 
 def compare_labels(

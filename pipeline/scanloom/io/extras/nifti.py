@@ -15,7 +15,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.core import Grid, Outputs
 from scanloom.core.segmentation import UNCERTAINTY_STEPS
 from scanloom.io.output.case_folder import CaseContent, Writer
-from scanloom.io.output.file_names import mask_name, uncertainty_name
+from scanloom.io.output.file_names import SCAN_COPY, mask_name, uncertainty_name
 from scanloom.io.readback.nifti import check_voxels
 from scanloom.io.write.nifti import write_nifti
 
@@ -54,7 +54,7 @@ def _writer(
 
 def _image(content: CaseContent) -> Iterator[Image]:
     volume = content.scan.volume
-    yield "image.nii.gz", lambda: volume.array, volume.grid
+    yield SCAN_COPY, lambda: volume.array, volume.grid
 
 
 def _masks(content: CaseContent) -> Iterator[Image]:

@@ -13,6 +13,7 @@
 `dicom/rtstruct.dcm`                      outlines of the structures; `<model>-` as above
 `dicom/measurements.dcm`                  measurements of all models in DICOM SR
 `surface.glb`                             meshes of the structures; `<model>-` as above
+`image.nii.gz`                            the scan
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
 `entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
 `disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
@@ -28,6 +29,7 @@ from typing import Literal
 PREVIEW = "preview.png"
 THUMBNAIL = "thumbnail.png"
 SEGMENTS = "segments.json"
+SCAN_COPY = "image.nii.gz"
 MEASUREMENTS_CSV = "measurements.csv"
 MEASUREMENTS_JSON = "measurements.json"
 MEASUREMENTS_SR = "dicom/measurements.dcm"

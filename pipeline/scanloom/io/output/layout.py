@@ -36,6 +36,8 @@ _SUBFOLDERS_TEXT = (
 FANNED_ABOVE = 10_000
 """Number of cases above which new ones go to subfolders."""
 LISTEN = "listen"
+TOTALS = "totals.json"
+"""The file in the folder of a run that has ended."""
 EARLY_ENTRIES = frozenset({".work", "runs", "engines", LISTEN, PRIVATE})
 """Entries that a run creates before the folder is recognizable as an output folder."""
 _TABLES = ("manifest", "measurements", "radiomics")

@@ -180,7 +180,7 @@ def choose_content(
 ) -> PreviewContent:
     """Choose planes where most structures are, or through the middle of an empty result."""
     view = View(volume.grid)
-    hounsfield = slicing.is_hounsfield(volume, about.assumed_modality)
+    hounsfield = slicing.is_in_hounsfield(volume, about.assumed_modality)
     body = slicing.find_body(volume, view, hounsfield)
     main_axis = acquired_axis(view)
     by_volume = sorted(measurements, key=lambda m: -m.volume_ml)

@@ -330,7 +330,7 @@ class Body:
     head: bool = False
 
 
-def is_hounsfield(volume: Volume, assumed_modality: str | None) -> bool:
+def is_in_hounsfield(volume: Volume, assumed_modality: str | None) -> bool:
     """Return whether intensities are in HU, also those of a CT that does not say so."""
     return volume.unit == "HU" or (
         volume.modality is None and assumed_modality == "CT" and volume.unit == "unknown"

@@ -23,7 +23,7 @@ from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
 from scanloom.io.output.failures import FAILED, failed_cases
 from scanloom.io.output.file_names import PREVIEW, THUMBNAIL, TIMING
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import CASES, iter_cases, read_case
+from scanloom.io.output.layout import CASES, TOTALS, iter_cases, read_case
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import observed_state
@@ -493,7 +493,6 @@ def _json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-TOTALS = "totals.json"
 _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -571,7 +570,7 @@ PRIVATE_FIELDS = (
 
 
 def private_rows(out: Path) -> dict[str, list[str]]:
-    """Return the values of `FIELDS` of each case id in the crosswalk; empty without any.
+    """Return the `PRIVATE_FIELDS` of each case id in the crosswalk; empty without any.
 
     Raises
     ------

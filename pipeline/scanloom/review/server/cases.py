@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scanloom.cards.codes import colors_of_models, shown_name, structure_of_entry
 from scanloom.core import Grid, Measurement, Reason, ScanError, Structure, Volume
 from scanloom.core.segmentation import Color
-from scanloom.io.output.file_names import CASE, SEGMENTS
+from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import case_folder
 from scanloom.io.output.measurements import read_measurements
@@ -42,7 +42,6 @@ from scanloom.review.revisions import latest_result, read_label_map, revision_nu
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.verdict import Seen
 
-IMAGE = "image.nii.gz"
 _PRESETS = {
     "soft tissue": slicing.SOFT_TISSUE,
     "lung": slicing.LUNG,
@@ -209,7 +208,7 @@ def _scan(
     out: Path, folder: Path, document: dict[str, Any], grid: Grid, key: Path | None
 ) -> tuple[Volume | None, str, str]:
     """Return the scan of a case, where it is from, and why there is none."""
-    stored = folder / IMAGE
+    stored = folder / SCAN_COPY
     try:
         if stored.is_file():
             modality = document["options"]["modality"] or document["source"]["modality"]
@@ -246,36 +245,6 @@ def describe(case: OpenedCase) -> dict[str, Any]:
     """Return the description of a case that its page needs, as JSON; no path and no identity."""
     view, image = case.view, case.image
     lps = np.diag((1, 1, -1, 1)) @ view.to_lpi
-    body = case.body or (np.zeros(3), np.array(view.shape) - 1.0)
-    layers = []
-    for index, layer in enumerate(case.layers):
-        measured = {m.label: m for m in case.measurements if m.model == layer.model}
-        labels = []
-        for structure in layer.structures:
-            m = measured.get(structure["label"])
-            box = np.sort([view.index_of(end) for end in m.box], axis=0) if m and m.box else None
-            red, green, blue = case.colors[layer.model, structure["number"]]
-            labels.append(
-                {
-                    "value": structure["number"],
-                    "label": structure["label"],
-                    "name": shown_name(structure["name"]),
-                    "color": f"#{red:02x}{green:02x}{blue:02x}",
-                    "volume_ml": m.volume_ml if m else None,
-                    "centre": centre_of(case, layer, structure["number"], m),
-                    "hull": box is not None
-                    and hides_others(structure_of_entry(structure), box, body),
-                }
-            )
-        layers.append(
-            {
-                "index": index,
-                "file": layer.file,
-                "model": layer.model,
-                "bytes": layer.labels.itemsize,
-                "labels": labels,
-            }
-        )
     return {
         "id": case.name,
         "shape": view.shape,
@@ -294,13 +263,47 @@ def describe(case: OpenedCase) -> dict[str, Any]:
             for name, w in case.windows
         ],
         "planes": {name: describe_plane(view, plane) for name, plane in PLANES.items()},
-        "layers": layers,
+        "layers": [
+            {
+                "index": index,
+                "file": layer.file,
+                "model": layer.model,
+                "bytes": layer.labels.itemsize,
+                "labels": _describe_structures(case, layer),
+            }
+            for index, layer in enumerate(case.layers)
+        ],
         "models": [f"{m['name']} {m['version']}".strip() for m in case.document["models"]],
         "flags": [flag["code"] for flag in case.document["flags"]],
         "revision": case.revision,
         "recipe": case.seen.recipe,
         "seen": case.seen.labels,
     }
+
+
+def _describe_structures(case: OpenedCase, layer: Layer) -> list[dict[str, Any]]:
+    """Return the description of each structure of a label map."""
+    view = case.view
+    body = case.body or (np.zeros(3), np.array(view.shape) - 1.0)
+    measured = {m.label: m for m in case.measurements if m.model == layer.model}
+    labels = []
+    for structure in layer.structures:
+        m = measured.get(structure["label"])
+        box = np.sort([view.index_of(end) for end in m.box], axis=0) if m and m.box else None
+        red, green, blue = case.colors[layer.model, structure["number"]]
+        hull = box is not None and hides_others(structure_of_entry(structure), box, body)
+        labels.append(
+            {
+                "value": structure["number"],
+                "label": structure["label"],
+                "name": shown_name(structure["name"]),
+                "color": f"#{red:02x}{green:02x}{blue:02x}",
+                "volume_ml": m.volume_ml if m else None,
+                "centre": centre_of(case, layer, structure["number"], m),
+                "hull": hull,
+            }
+        )
+    return labels
 
 
 def centre_of(

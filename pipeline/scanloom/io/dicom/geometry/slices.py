@@ -135,7 +135,7 @@ def single_slice(header: Header) -> Slice:
         slope=header.slope,
         intercept=header.intercept,
         rescaled=normalized_rescale_type(header.rescale_given, header.rescale_type),
-        hounsfield=is_hounsfield(header, header.rescale_given, header.rescale_type),
+        hounsfield=gives_hounsfield(header, header.rescale_given, header.rescale_type),
         phase=header_volume_attributes(header),
         shared=header.shared,
     )
@@ -152,7 +152,7 @@ def normalized_rescale_type(has_rescale: bool, rescale_type: str) -> str | None:
     return ("" if rescale_type in ("HU", "US") else rescale_type) if has_rescale else None
 
 
-def is_hounsfield(header: Header, has_rescale: bool, rescale_type: str) -> bool:
+def gives_hounsfield(header: Header, has_rescale: bool, rescale_type: str) -> bool:
     """Whether a rescale with this RescaleType gives HU (DICOM PS3.3 C.8.2.1, C.11.1.1.2).
 
     A CT may leave RescaleType out if it is HU, except a multi-energy one, which has to name its
