@@ -22,8 +22,7 @@ from scanloom.cli.console import (
     console,
     error_boundary,
     error_document,
-    exit_of_reason,
-    exit_of_records,
+    exit_of_scans,
     format_error,
     print_json,
     print_result,
@@ -86,7 +85,7 @@ def segment(
         if not options.models:
             options = replace(options, models=(_default_model(paths, options, general.mode),))
         if call.dry_run:
-            raise typer.Exit(show_dry_run(paths, options, general.mode))
+            raise typer.Exit(show_dry_run(paths, options, general.mode, strict=call.strict))
         fetch_missing(options.models)
         started = time.monotonic()
         records = run(paths, options, quiet=general.quiet, trace=profile.profile)
@@ -95,7 +94,7 @@ def segment(
             print_json(document(records))
         else:
             show(records, seconds, quiet=general.quiet)
-        code = exit_of_records([record for _, record in records], strict=call.strict)
+        code = exit_of_scans([record.reason for _, record in records], strict=call.strict)
         raise typer.Exit(code)
 
 
@@ -310,7 +309,9 @@ def show_failure(
             say(f"  {line}", err=True)
 
 
-def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> Exit:
+def show_dry_run(
+    paths: Sequence[Path], options: SegmentOptions, mode: OutputMode, *, strict: bool = False
+) -> Exit:
     """Print the plan for each scan, and return the exit code."""
     from scanloom.engine.machine.lean_imports import without_optional_imports
     from scanloom.engine.segment import plan_scans
@@ -322,10 +323,8 @@ def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMod
     failed = [(scan, scan.error) for scan in planned if scan.error is not None]
     for scan, error in failed if not mode.json else ():
         show_failure(scan.path, error.reason, error.detail, error.private, scan.choice)
-    if not failed:
-        return Exit.OK
-    # As for records: the reason of a single scan tells more than "some failed"
-    return exit_of_reason(failed[0][1].reason) if len(planned) == 1 else Exit.SOME_FAILED
+    reasons = [scan.error.reason if scan.error else None for scan in planned]
+    return exit_of_scans(reasons, strict=strict)
 
 
 def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
