@@ -87,7 +87,15 @@ def _user_file() -> Path | None:
     """Return the user's own file of defaults, if there is one."""
     from scanloom.core.paths import user_config_folder
 
-    files = [file for name in USER_FILES if (file := user_config_folder() / name).is_file()]
+    files = []
+    for name in USER_FILES:
+        file = user_config_folder() / name
+        try:
+            files += [file] if file.is_file() else []
+        except OSError as exc:  # its folder is another user's: a file there may count, or none
+            problem = f"{file} can't be read ({type(exc).__name__})"
+            advice = "set XDG_CONFIG_HOME to a folder of your own"
+            raise typer.BadParameter(f"{problem}: {advice}") from exc
     if len(files) > 1:
         raise typer.BadParameter(f"there are {files[0]} and {files[1].name}: remove one of them")
     return files[0] if files else None

@@ -103,6 +103,17 @@ def test_two_files_of_the_user_are_refused(no_defaults_of_the_user: Path, tmp_pa
     assert scanloom("segment", tmp_path).code == 2
 
 
+def test_a_file_that_may_be_there_is_not_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ("x" * 300)))
+    ended = scanloom("models", "list")
+
+    assert ended.code == 2
+    assert "can't be read (OSError): set XDG_CONFIG_HOME to a folder of your own" in ended.err
+
+
 def test_every_option_has_a_variable_and_one_meaning_each() -> None:
     from typer.main import get_command
 
