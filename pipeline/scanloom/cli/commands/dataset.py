@@ -34,12 +34,18 @@ class SourceOptions:
         ),
     ] = "accepted,corrected"
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take the labels of this model only.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar="SCANLOOM_DATASET_MODEL",
+            help="Take the labels of this model only.",
+        ),
     ] = None
     structures: Annotated[
         str | None,
         typer.Option(
             metavar="A,B",
+            envvar="SCANLOOM_DATASET_STRUCTURES",
             autocompletion=complete_structures,
             help="Structures, in the order of their values; default all.",
         ),

@@ -77,9 +77,16 @@ HEAD = Sample(
 @takes_panels
 def demo(
     general: Reporting,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder.")] = Path(
-        "scanloom-demo"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            envvar="SCANLOOM_DEMO_OUT",
+            help="Output folder.",
+        ),
+    ] = Path("scanloom-demo"),
 ) -> None:
     """Segment the sample studies and compare the volumes with the known ones.
 

@@ -98,7 +98,12 @@ class CorrectionOptions:
         str | None, typer.Option(metavar="ID", help="The case that they belong to.")
     ] = None
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model, if there are results of several.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar="SCANLOOM_REVIEW_MODEL",
+            help="The model, if there are results of several.",
+        ),
     ] = None
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from scanloom.cli.command import is_typed
 from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.console import (
     Exit,
@@ -82,6 +83,7 @@ def segment(
     """
     with error_boundary(general.mode, resumable=True):
         paths = scans.all_paths
+        options = _of_a_file(options)
         if not options.models:
             options = replace(options, models=(_default_model(paths, options, general.mode),))
         if call.dry_run:
@@ -96,6 +98,21 @@ def segment(
             show(records, seconds, quiet=general.quiet)
         code = exit_of_scans([record.reason for _, record in records], strict=call.strict)
         raise typer.Exit(code)
+
+
+def _of_a_file(options: SegmentOptions) -> SegmentOptions:
+    """Return the options of a result that is one file: without defaults for output folders.
+
+    Beside the file there is no place for what `also` and `names` ask for. On the command line they
+    are refused; in a variable or a file of options they do not count.
+    """
+    from scanloom.engine.result_file import suffix_of
+
+    if not suffix_of(options.out):
+        return options
+    if not is_typed("also"):
+        options = replace(options, outputs=replace(options.outputs, also=()))
+    return options if is_typed("names") else replace(options, names="id")
 
 
 def _default_model(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> str:

@@ -25,7 +25,14 @@ class TrainingOptions:
     panel: ClassVar[str] = "Training"
 
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="BUNDLE", help="Folder of the bundle.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="BUNDLE",
+            envvar="SCANLOOM_TRAIN_OUT",
+            help="Folder of the bundle.",
+        ),
     ]
     fold: Annotated[
         int, typer.Option(min=0, help="Part of the cases that validates, from 0 (`folds`).")
