@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from scanloom.cli.command import is_typed
 from scanloom.cli.console import error_boundary, say
-from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
+from scanloom.cli.options import General, KeyOptions, ResultsOptions, takes_panels
 from scanloom.cli.values import percentage
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def review(
     corrections: CorrectionOptions,
     key: KeyOptions,
     address: AddressOptions,
-    general: Reporting,
+    general: General,
 ) -> None:
     """Review results in a browser: look, accept or reject, comment.
 
@@ -172,6 +173,10 @@ def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: Addr
         raise typer.BadParameter("give the reviewers' names: --reviewers anna,ben")
     if (corrections.take is None) != (corrections.case is None):
         raise typer.BadParameter("--take and --case belong together")
+    if corrections.model is not None and corrections.take is None and is_typed("model"):
+        raise typer.BadParameter("--model tells which results --take corrects: give both")
+    if corrections.take is not None and readers.remove_reviewer is not None:
+        raise typer.BadParameter("give --take and --remove-reviewer one after the other")
     if (address.tls_cert is None) != (address.tls_key is None):
         raise typer.BadParameter("--tls-cert and --tls-key belong together")
     if address.host not in LOOPBACK and address.tls_cert is None:
