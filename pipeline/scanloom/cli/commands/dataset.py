@@ -13,7 +13,7 @@ import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOption, Reporting, takes_panels
-from scanloom.cli.values import complete_structures, names, percentage
+from scanloom.cli.values import complete_structures, names, output_folder, percentage
 
 if TYPE_CHECKING:
     from scanloom.training.dataset import Dataset
@@ -60,7 +60,14 @@ class FormOptions:
     panel: ClassVar[str] = "Output"
 
     folder: Annotated[
-        Path, typer.Option("--folder", "-o", metavar="FOLDER", help="Folder of the dataset.")
+        Path,
+        typer.Option(
+            "--folder",
+            "-o",
+            metavar="FOLDER",
+            parser=output_folder,
+            help="Folder of the dataset.",
+        ),
     ]
     format: Annotated[
         Literal["msd", "nnunet", "monai"],

@@ -10,6 +10,7 @@ import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, takes_panels
+from scanloom.cli.values import output_folder
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
@@ -84,6 +85,7 @@ def demo(
             "-o",
             metavar="DIR",
             envvar="SCANLOOM_DEMO_OUT",
+            parser=output_folder,
             help="Output folder.",
         ),
     ] = Path("scanloom-demo"),

@@ -13,6 +13,7 @@ import typer
 
 from scanloom.cli.console import console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, takes_panels
+from scanloom.cli.values import output_folder
 
 if TYPE_CHECKING:
     from scanloom.training.train import Measured, Prepared
@@ -31,6 +32,7 @@ class TrainingOptions:
             "-o",
             metavar="BUNDLE",
             envvar="SCANLOOM_TRAIN_OUT",
+            parser=output_folder,
             help="Folder of the bundle.",
         ),
     ]
