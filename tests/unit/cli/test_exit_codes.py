@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scanloom.cli.console import Exit, exit_of_reason, exit_of_scans, exit_of_run
+from scanloom.cli.console import Exit, exit_of_reason, exit_of_run, exit_of_scans
 from scanloom.core import Reason
 from scanloom.engine.monitor import Status
 from scanloom.engine.run import RunResult
