@@ -251,7 +251,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
     from rich.table import Table
 
     from scanloom.core import printable
-    from scanloom.engine.result_file import document_of
+    from scanloom.io.output.single_file import document_of
 
     several = len({m.model for m in record.measurements}) > 1
     columns = [*(["model"] if several else []), "structure", "ml", "mean", "sd", "unit", "flags"]

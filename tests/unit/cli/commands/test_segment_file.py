@@ -18,6 +18,9 @@ import scanloom as package
 from scanloom import ScanError
 from scanloom.core import Reason
 from scanloom.engine.segment import iter_segment
+from scanloom.io.index.ranking import select_series
+from scanloom.io.index.series import find_series
+from scanloom.io.output.json_file import write_document
 from scanloom.options import SegmentOptions
 from support.archives import nifti
 from support.commands import Ended, limited_files, scanloom
@@ -243,6 +246,19 @@ def test_a_dry_run_says_what_would_become_of_the_file(
     assert "(exists already: nothing would be done)" in " ".join(same.out.split())
     assert other.code == 65
     assert "(would be replaced)" in " ".join(replaced.out.split())
+
+
+def test_a_result_beside_its_scan_is_no_other_scan(study: Path) -> None:
+    file = study / "labels.nii.gz"
+    nifti(file)
+    assert not any(series.derived for series in find_series(study))
+    write_document(study / "labels.json", {"file": file.name, "sha256": "a", "recipe": "b"})
+    found = find_series(study)
+
+    for selection in (None, "all", "best"):
+        assert [series.kind for series in select_series(found, selection)] == ["dicom"]
+    assert select_series(found, "labels.nii.gz")[0].files == (file,)
+    assert not find_series(file)[0].derived
 
 
 def test_a_folder_of_that_name_is_an_output_folder(
