@@ -364,9 +364,9 @@ NO_SPACE = GIB // 10
 
 def check_out(out: Path) -> Iterator[CheckResult]:
     """Check the disk of OUT: free space, and whether results can be published there."""
-    existing = next((p for p in (out.absolute(), *out.absolute().parents) if p.exists()), Path("/"))
     name, seen = f"{out}", "a file of this name exists"
     try:
+        existing = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
         if existing.is_dir():
             yield judge_space(name, shutil.disk_usage(existing).free)
             yield _publishing(existing, name)
@@ -444,7 +444,7 @@ def check_key() -> Iterator[CheckResult]:
 def _key_to_be(file: Path) -> CheckResult:
     """Check that a key can be created, in the given folder or in the default one."""
     finding, folder = partial(CheckResult, "key", "key of the ids"), file.parent
-    if "SCANLOOM_KEY" not in os.environ:
+    if not os.environ.get("SCANLOOM_KEY"):
         folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=folder):

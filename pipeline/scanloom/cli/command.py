@@ -4,7 +4,9 @@ A value is taken from the first of: the command line, the variable SCANLOOM_<OPT
 `--config`, the user's `config.yaml` or `config.toml`, the option's default.
 
 Files hold keys named like options, which apply to all commands that have them, and sections named
-like commands, which take precedence.
+like commands, which take precedence. An option that means something else in one command than in
+others, such as `train --out`, has a variable of its own (SCANLOOM_TRAIN_OUT) and takes no value
+from a key outside of the section.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +58,23 @@ _NOT_IN_FILES = ("config", "help", "version")
 Values = dict[str, Any]
 
 
+_typed: ContextVar[frozenset[str]] = ContextVar("typed", default=frozenset())
+"""Names of the parameters of the command that runs which stand on its command line."""
+
+
+def is_typed(name: str) -> bool:
+    """Return whether a parameter is on the command line, not in a variable or file."""
+    return name in _typed.get()
+
+
 def option_key(option: Any) -> str:
     """Return the name of an option in files: its long form, with underscores."""
     return str(max(option.opts, key=len)).lstrip("-").replace("-", "_")
+
+
+def _is_shared(option: Any) -> bool:
+    """Return whether an option means the same in all commands that have one of its name."""
+    return option.envvar in (None, variable_of(option))
 
 
 def read_defaults(ctx: typer.Context, value: Path | None) -> Path | None:
@@ -87,7 +104,15 @@ def _user_file() -> Path | None:
     """Return the user's own file of defaults, if there is one."""
     from scanloom.core.paths import user_config_folder
 
-    files = [file for name in USER_FILES if (file := user_config_folder() / name).is_file()]
+    files = []
+    for name in USER_FILES:
+        file = user_config_folder() / name
+        try:
+            files += [file] if file.is_file() else []
+        except OSError as exc:  # its folder is another user's: a file there may count, or none
+            problem = f"{file} can't be read ({type(exc).__name__})"
+            advice = "set XDG_CONFIG_HOME to a folder of your own"
+            raise typer.BadParameter(f"{problem}: {advice}") from exc
     if len(files) > 1:
         raise typer.BadParameter(f"there are {files[0]} and {files[1].name}: remove one of them")
     return files[0] if files else None
@@ -101,6 +126,7 @@ def _settings(ctx: typer.Context, file: Path) -> Values:
     commands: Mapping[str, Any] = getattr(program, "commands", {})
     known = {name: {option_key(o) for o in _options(command)} for name, command in commands.items()}
     everywhere = set().union(*known.values())
+    own = {option_key(option) for option in _options(ctx.command) if not _is_shared(option)}
     settings, sections = Values(), dict[str, Values]()
     for key, value in _document(file).items():
         name = str(key).replace("-", "_")
@@ -113,7 +139,8 @@ def _settings(ctx: typer.Context, file: Path) -> Values:
                     f"(`scanloom {key} --help` lists all)"
                 )
         elif name in everywhere:
-            settings[name] = value
+            if name not in own:
+                settings[name] = value
         else:
             hint = did_you_mean(name, sorted(everywhere))
             raise typer.BadParameter(
@@ -245,7 +272,14 @@ class Command(_PlainHelp, TyperCommand):
         for parameter in self.params:
             # SCANLOOM_KEY is read where keys are: `report` goes on without the key that it names
             if parameter.param_type_name == "option" and option_key(parameter) != "key":
-                parameter.envvar = variable_of(parameter)
+                parameter.envvar = parameter.envvar or variable_of(parameter)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+        typed = (n for n, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE")
+        _typed.set(frozenset(typed))
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments; a blank one would be the current folder as a path, and is refused."""

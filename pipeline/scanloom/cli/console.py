@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from scanloom.core import CaseRecord, Reason, ScanError
+    from scanloom.core import Reason, ScanError
     from scanloom.engine.run import RunResult
 
 
@@ -63,24 +63,24 @@ def exit_of_reason(reason: Reason) -> Exit:
     return Exit.SOME_FAILED if internal else Exit.UNUSABLE
 
 
-def exit_of_records(records: Sequence[CaseRecord], *, strict: bool = False) -> Exit:
-    """Return the exit code for the records of one or several scans.
+def exit_of_scans(outcomes: Sequence[Reason | None], *, strict: bool = False) -> Exit:
+    """Return the exit code for one or several scans, by why they have no result (None: they do).
 
     Among several scans, skipped ones do not count if any other scan has a result, unless `strict`.
     Ambiguous ones count as failed: they were requested and have no result.
     """
     from scanloom.core import Reason
 
-    reasons = [r.reason for r in records if r.reason is not None]
+    reasons = [reason for reason in outcomes if reason is not None]
     if not reasons:
         return Exit.OK
-    if len(records) == 1:
+    if len(outcomes) == 1:
         return exit_of_reason(reasons[0])
     # a disk that is full comes first: it is why the others failed, and needs another action
     if any(reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE) for reason in reasons):
         return Exit.INPUT_OUTPUT
     failed = strict or any(reason.expects_result for reason in reasons)
-    return Exit.SOME_FAILED if failed or len(reasons) == len(records) else Exit.OK
+    return Exit.SOME_FAILED if failed or len(reasons) == len(outcomes) else Exit.OK
 
 
 NO_SERIES = frozenset({"NOT_AN_IMAGE", "DUPLICATE_LINK", "LEFT_OUT", "NESTED_ARCHIVE"})

@@ -29,7 +29,7 @@ import typer
 from typer.models import OptionInfo
 
 from scanloom.cli import values
-from scanloom.cli.command import read_defaults
+from scanloom.cli.command import is_typed, read_defaults
 from scanloom.cli.console import OutputMode
 from scanloom.options import DEFAULT_OUT, PANELS, is_setting, walk_options
 
@@ -142,9 +142,9 @@ class ResultsOptions:
         Raises
         ------
         typer.BadParameter
-            If both are given and differ.
+            If both are on the command line and differ.
         """
-        if self.folder is not None and self.out not in (self.folder, DEFAULT_OUT):
+        if self.folder is not None and self.out != self.folder and is_typed("out"):
             raise typer.BadParameter(f"OUT is {self.folder}, but --out is {self.out}: give one")
         from scanloom.io.system.regular_files import refuse_links_below
 

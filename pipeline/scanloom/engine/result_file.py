@@ -25,13 +25,14 @@ from scanloom.io.output import file_names
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.measurements import parse_measurements
 from scanloom.io.output.published import ResultState
+from scanloom.io.output.single_file import FOREIGN, NIFTI, document_of
 from scanloom.io.system.atomic_write import check_replaceable, fsync_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import HIDDEN_PREFIX, locked_temporary_folder
 from scanloom.options import SegmentOptions
 
-NIFTI, DICOM_SEG, SLICER = ".nii.gz", ".dcm", ".seg.nrrd"
+DICOM_SEG, SLICER = ".dcm", ".seg.nrrd"
 WRITABLE: Final = (NIFTI, DICOM_SEG, SLICER)
 """Formats of a result that is one file, by their suffix."""
 _OTHER_FORMATS: Final = (
@@ -56,15 +57,6 @@ def suffix_of(path: Path) -> str:
     name = path.name.lower()
     known = (suffix for suffix in (*WRITABLE, *_OTHER_FORMATS) if name.endswith(suffix))
     return "" if path.is_dir() else next(known, "")
-
-
-def document_of(file: Path) -> Path:
-    """Return the JSON next to a file: of `labels.nii.gz`, `labels.json`, as in BIDS.
-
-    Of `labels.dcm` it is `labels.dcm.json`, so that both can be of one scan.
-    """
-    is_nifti = file.name.lower().endswith(NIFTI)
-    return file.with_name(f"{file.name[: -len(NIFTI)] if is_nifti else file.name}.json")
 
 
 def refuse_file_name(out: Path) -> None:
@@ -230,12 +222,12 @@ class ResultFile:
             return CaseRecord(
                 case.id, None, "", flags, None, measurements, reused=True, file=self.path
             )
-        except _FOREIGN:
+        except FOREIGN:
             return None
 
     def _is_half(self, case: Case) -> bool:
         """Return whether there is the JSON of the result, but not the file."""
-        with suppress(*_FOREIGN):
+        with suppress(*FOREIGN):
             return not self.path.exists() and _is_of(read_json(self.document), case)
         return False
 
@@ -329,10 +321,6 @@ def _document(folder: Path, name: str, sha256: str) -> dict[str, Any]:
         "measurements": measured["measurements"],
         **{k: v for k, v in read_json(folder / file_names.CASE).items() if k != "schema"},
     }
-
-
-_FOREIGN = (OSError, ValueError, LookupError, TypeError, ScanError)
-"""Exceptions when reading a document that is not ours, or the file beside it."""
 
 
 def _is_of(document: dict[str, Any], case: Case) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from scanloom.cli.command import Command, variable_of
 from scanloom.cli.main import app
@@ -103,14 +105,99 @@ def test_two_files_of_the_user_are_refused(no_defaults_of_the_user: Path, tmp_pa
     assert scanloom("segment", tmp_path).code == 2
 
 
-def test_every_option_has_a_variable_and_one_meaning_each() -> None:
-    from typer.main import get_command
+def test_a_file_that_may_be_there_is_not_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ("x" * 300)))
+    ended = scanloom("models", "list")
 
+    assert ended.code == 2
+    assert "can't be read (OSError): set XDG_CONFIG_HOME to a folder of your own" in ended.err
+
+
+@pytest.fixture
+def many_defaults(
+    no_defaults_of_the_user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the user have defaults for all commands."""
+    mine = no_defaults_of_the_user / "scanloom" / "config.yaml"
+    mine.parent.mkdir()
+    mine.write_text(
+        "out: mine\nmodality: CT\nmodel: theirs\nstructures: liver\nfrom: pacs\nto: pacs\n"
+        "site: site.yaml\nalso: image\nnames: source\nevaluate: {out: figures}\n"
+    )
+    monkeypatch.setenv("SCANLOOM_STRUCTURES", "spleen")
+    monkeypatch.setenv("SCANLOOM_DATASET_STRUCTURES", "fat")
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.chdir(tmp_path)
+
+
+def values_of(words: str) -> dict[str, Any]:
+    """Return the values of a command's options and arguments."""
+    command, rest = get_command(app), words.split()
+    context = command.make_context("scanloom", list(rest))
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, list(rest), parent=context)
+    return dict(context.params)
+
+
+@pytest.mark.usefixtures("many_defaults")
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("index study", "out", Path("mine")),
+        ("fetch", "source", "pacs"),
+        ("demo", "out", Path("scanloom-demo")),
+        ("evaluate a -r b", "out", Path("figures")),
+        ("dataset results -o b", "model", None),
+        ("dataset results -o b", "structures", "fat"),
+        ("review results", "model", None),
+        ("fetch", "modality", None),
+        ("models new a", "like", None),
+        ("join table.csv", "to", None),
+    ],
+)
+def test_an_option_of_another_meaning_takes_no_default_of_other_commands(
+    words: str, name: str, value: object
+) -> None:
+    assert values_of(words)[name] == value
+
+
+@pytest.mark.usefixtures("many_defaults")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("status results", 65, "results: this path does not exist"),
+        ("status results -o other", 2, "OUT is results, but --out is other: give one"),
+        ("status results -o scanloom-out", 2, "OUT is results, but --out is scanloom-out"),
+        ("train recipe.yaml", 2, "Missing option '--out'"),
+        ("models bundle ct_tissue", 2, "Missing option '--out'"),
+        ("run ct_tissue archive", 65, "archive: "),
+        ("run ct_tissue archive --words liver", 2, "missing: name a source of SITE"),
+        ("run ct_tissue archive --from pacs", 2, "give it without PATH and --shard"),
+        ("segment scan.nii -m ct_tissue -o a.nii.gz --also image", 65, "would be further files"),
+        ("segment scan.nii -m ct_tissue -o a.nii.gz --names source", 65, "for the folders"),
+        ("segment scan.nii -m ct_tissue -o a.nii.gz --structures bone", 65, "scan.nii: "),
+    ],
+)
+def test_what_is_typed_does_not_contradict_a_default(words: str, code: int, message: str) -> None:
+    ended = scanloom(*words.split())
+
+    assert (ended.code, message in ended.err) == (code, True), ended.err
+    assert not Path("mine").exists()
+
+
+def test_every_option_has_a_variable_and_one_meaning_each() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     flat = [*commands.values(), *commands["models"].commands.values()]
     for command in flat:
         if isinstance(command, Command):
             for option in command.params:
                 if option.param_type_name == "option" and option.name != "key":
-                    assert option.envvar == variable_of(option)
-                    assert option.envvar.startswith("SCANLOOM_")
+                    general = variable_of(option)
+                    # Of another meaning than in other commands; `run` fetches as `fetch` does
+                    names = (command.name or "", "fetch")
+                    own = [general.replace("_", f"_{name.upper()}_", 1) for name in names]
+                    assert option.envvar in (general, *own)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scanloom.cli.console import Exit, exit_of_reason, exit_of_records, exit_of_run
-from scanloom.core import CaseRecord, Reason
+from scanloom.cli.console import Exit, exit_of_reason, exit_of_run, exit_of_scans
+from scanloom.core import Reason
 from scanloom.engine.monitor import Status
 from scanloom.engine.run import RunResult
-
-
-def records(*reasons: Reason | None) -> list[CaseRecord]:
-    return [CaseRecord("id", reason, "", (), None) for reason in reasons]
 
 
 @pytest.mark.parametrize(
@@ -30,14 +26,14 @@ def records(*reasons: Reason | None) -> list[CaseRecord]:
         ((None, Reason.SLICE_GAP, Reason.DISK_FULL), 74),
     ],
 )
-def test_code_of_records(reasons: tuple[Reason | None, ...], code: int) -> None:
-    assert exit_of_records(records(*reasons)) == code
+def test_code_of_scans(reasons: tuple[Reason | None, ...], code: int) -> None:
+    assert exit_of_scans(reasons) == code
 
 
 def test_strictly_no_scan_may_lack_a_result() -> None:
-    assert exit_of_records(records(None, Reason.MODALITY), strict=True) == 1
-    assert exit_of_records(records(None, None), strict=True) == 0
-    assert exit_of_records(records(Reason.MODALITY), strict=True) == 65
+    assert exit_of_scans((None, Reason.MODALITY), strict=True) == 1
+    assert exit_of_scans((None, None), strict=True) == 0
+    assert exit_of_scans((Reason.MODALITY,), strict=True) == 65
 
 
 @pytest.mark.parametrize("reason", list(Reason))

@@ -10,7 +10,7 @@ import typer
 
 from scanloom.cli.console import Exit, case_progress, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOption, Reporting, takes_panels
-from scanloom.cli.values import complete_structures, names, percentage
+from scanloom.cli.values import complete_structures, names, output_folder, percentage
 
 if TYPE_CHECKING:
     from scanloom.training.dataset import Dataset
@@ -31,12 +31,18 @@ class SourceOptions:
         ),
     ] = "accepted,corrected"
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take the labels of this model only.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar="SCANLOOM_DATASET_MODEL",
+            help="Take the labels of this model only.",
+        ),
     ] = None
     structures: Annotated[
         str | None,
         typer.Option(
             metavar="A,B",
+            envvar="SCANLOOM_DATASET_STRUCTURES",
             autocompletion=complete_structures,
             help="Structures, in the order of their values; default all.",
         ),
@@ -51,7 +57,14 @@ class FormOptions:
     panel: ClassVar[str] = "Output"
 
     folder: Annotated[
-        Path, typer.Option("--folder", "-o", metavar="FOLDER", help="Folder of the dataset.")
+        Path,
+        typer.Option(
+            "--folder",
+            "-o",
+            metavar="FOLDER",
+            parser=output_folder,
+            help="Folder of the dataset.",
+        ),
     ]
     format: Annotated[
         Literal["msd", "nnunet", "monai"],

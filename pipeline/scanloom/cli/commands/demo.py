@@ -10,6 +10,7 @@ import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, takes_panels
+from scanloom.cli.values import output_folder
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
@@ -77,9 +78,17 @@ HEAD = Sample(
 @takes_panels
 def demo(
     general: Reporting,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder.")] = Path(
-        "scanloom-demo"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            envvar="SCANLOOM_DEMO_OUT",
+            parser=output_folder,
+            help="Output folder.",
+        ),
+    ] = Path("scanloom-demo"),
 ) -> None:
     """Segment the sample studies and compare the volumes with the known ones.
 

@@ -64,6 +64,7 @@ class EvaluationOptions:
             "--out",
             "-o",
             metavar="DIR",
+            envvar="SCANLOOM_EVALUATE_OUT",
             parser=values.output_folder,
             help="Folder for table, document and page.",
         ),

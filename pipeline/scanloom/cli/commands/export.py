@@ -10,6 +10,7 @@ import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import KeyOptions, Reporting, takes_panels
+from scanloom.cli.values import output_folder
 
 if TYPE_CHECKING:
     from scanloom.engine.results.export import Export
@@ -23,7 +24,13 @@ class CopyOptions:
 
     folder: Annotated[
         Path,
-        typer.Option("--folder", "-o", metavar="FOLDER", help="The copy: a new or empty folder."),
+        typer.Option(
+            "--folder",
+            "-o",
+            metavar="FOLDER",
+            parser=output_folder,
+            help="The copy: a new or empty folder.",
+        ),
     ]
     pictures: Annotated[
         bool, typer.Option("--pictures", help="With pictures, scans and the report.")

@@ -54,7 +54,13 @@ class SourceOptions:
         ),
     ] = None
     modality: Annotated[
-        str | None, typer.Option("--modality", metavar="M,M", help="Series of these: CT,MR.")
+        str | None,
+        typer.Option(
+            "--modality",
+            metavar="M,M",
+            envvar="SCANLOOM_FETCH_MODALITY",
+            help="Series of these: CT,MR.",
+        ),
     ] = None
     words: Annotated[
         str | None, typer.Option("--words", metavar="TEXT", help="Words of the description.")

@@ -21,6 +21,7 @@ from scanloom.cli.console import (
     unexamined,
 )
 from scanloom.cli.options import ArchiveOptions, KeyOption, Reporting, StrictOption, takes_panels
+from scanloom.cli.values import output_folder
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
@@ -44,6 +45,7 @@ class IndexOptions:
             "--out",
             "-o",
             metavar="DIR",
+            parser=output_folder,
             help="Keep the index in DIR/private; by default, in the user's cache folder.",
         ),
     ] = None

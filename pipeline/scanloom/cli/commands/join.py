@@ -29,7 +29,9 @@ class JoinOptions:
     to: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="File for the joined table: .csv or .parquet; default stdout."
+            metavar="FILE",
+            envvar="SCANLOOM_JOIN_TO",
+            help="File for the joined table: .csv or .parquet; default stdout.",
         ),
     ] = None
     column: Annotated[

@@ -113,7 +113,14 @@ def bundle(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The file, such as models.zip.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            envvar="SCANLOOM_BUNDLE_OUT",
+            help="The file, such as models.zip.",
+        ),
     ],
 ) -> None:
     """Write models into one file for a machine without a network.
@@ -296,6 +303,7 @@ def new(
         typer.Option(
             "--from",
             metavar="MODEL",
+            envvar="SCANLOOM_NEW_FROM",
             autocompletion=values.complete_models,
             help="Model, or folder of a bundle, that is used in the same way.",
         ),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from scanloom.cli.command import is_typed
 from scanloom.cli.console import error_boundary, say
-from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
+from scanloom.cli.options import General, KeyOptions, ResultsOptions, takes_panels
 from scanloom.cli.values import percentage
 
 if TYPE_CHECKING:
@@ -98,7 +99,12 @@ class CorrectionOptions:
         str | None, typer.Option(metavar="ID", help="The case that they belong to.")
     ] = None
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model, if there are results of several.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar="SCANLOOM_REVIEW_MODEL",
+            help="The model, if there are results of several.",
+        ),
     ] = None
 
 
@@ -109,7 +115,7 @@ def review(
     corrections: CorrectionOptions,
     key: KeyOptions,
     address: AddressOptions,
-    general: Reporting,
+    general: General,
 ) -> None:
     """Review results in a browser: look, accept or reject, comment.
 
@@ -167,6 +173,10 @@ def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: Addr
         raise typer.BadParameter("give the reviewers' names: --reviewers anna,ben")
     if (corrections.take is None) != (corrections.case is None):
         raise typer.BadParameter("--take and --case belong together")
+    if corrections.model is not None and corrections.take is None and is_typed("model"):
+        raise typer.BadParameter("--model tells which results --take corrects: give both")
+    if corrections.take is not None and readers.remove_reviewer is not None:
+        raise typer.BadParameter("give --take and --remove-reviewer one after the other")
     if (address.tls_cert is None) != (address.tls_key is None):
         raise typer.BadParameter("--tls-cert and --tls-key belong together")
     if address.host not in LOOPBACK and address.tls_cert is None:

@@ -7,12 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from scanloom.cli.command import is_typed
 from scanloom.cli.commands.fetch import SourceOptions, fetch_wanted
 from scanloom.cli.commands.fetch import show as show_fetched
 from scanloom.cli.commands.models import fetch_missing
@@ -112,13 +113,15 @@ def run(
         from scanloom.engine.run import run as run_workflow
         from scanloom.engine.workflow.selection import Scope
 
-        paths = [] if source.source is not None else scans.all_paths
+        # A source in a file of options does not count beside paths that were typed
+        fetched = source.source is not None and (is_typed("source") or not scans.paths)
+        paths = [] if fetched else scans.all_paths
         selected = find_workflow(scans.workflow, paths)
         fetch_missing(selected.models)
         lacks = False
-        if source.source is not None:
+        if fetched:
             paths, lacks = _fetched(source, scans, output, general)
-        elif source != SourceOptions():
+        elif any(is_typed(each.name) for each in fields(SourceOptions)):
             raise typer.BadParameter("missing: name a source of SITE", param_hint="'--from'")
         options = RunOptions(
             out=output.out,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from scanloom.cli.command import is_typed
 from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.console import (
     Exit,
@@ -22,8 +23,7 @@ from scanloom.cli.console import (
     console,
     error_boundary,
     error_document,
-    exit_of_reason,
-    exit_of_records,
+    exit_of_scans,
     format_error,
     print_json,
     print_result,
@@ -83,10 +83,11 @@ def segment(
     """
     with error_boundary(general.mode, resumable=True):
         paths = scans.all_paths
+        options = _of_a_file(options)
         if not options.models:
             options = replace(options, models=(_default_model(paths, options, general.mode),))
         if call.dry_run:
-            raise typer.Exit(show_dry_run(paths, options, general.mode))
+            raise typer.Exit(show_dry_run(paths, options, general.mode, strict=call.strict))
         fetch_missing(options.models)
         started = time.monotonic()
         records = run(paths, options, quiet=general.quiet, trace=profile.profile)
@@ -95,8 +96,23 @@ def segment(
             print_json(document(records))
         else:
             show(records, seconds, quiet=general.quiet)
-        code = exit_of_records([record for _, record in records], strict=call.strict)
+        code = exit_of_scans([record.reason for _, record in records], strict=call.strict)
         raise typer.Exit(code)
+
+
+def _of_a_file(options: SegmentOptions) -> SegmentOptions:
+    """Return the options of a result that is one file: without defaults for output folders.
+
+    Beside the file there is no place for what `also` and `names` ask for. On the command line they
+    are refused; in a variable or a file of options they do not count.
+    """
+    from scanloom.engine.result_file import suffix_of
+
+    if not suffix_of(options.out):
+        return options
+    if not is_typed("also"):
+        options = replace(options, outputs=replace(options.outputs, also=()))
+    return options if is_typed("names") else replace(options, names="id")
 
 
 def _default_model(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> str:
@@ -235,7 +251,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
     from rich.table import Table
 
     from scanloom.core import printable
-    from scanloom.engine.result_file import document_of
+    from scanloom.io.output.single_file import document_of
 
     several = len({m.model for m in record.measurements}) > 1
     columns = [*(["model"] if several else []), "structure", "ml", "mean", "sd", "unit", "flags"]
@@ -310,7 +326,9 @@ def show_failure(
             say(f"  {line}", err=True)
 
 
-def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> Exit:
+def show_dry_run(
+    paths: Sequence[Path], options: SegmentOptions, mode: OutputMode, *, strict: bool = False
+) -> Exit:
     """Print the plan for each scan, and return the exit code."""
     from scanloom.engine.machine.lean_imports import without_optional_imports
     from scanloom.engine.segment import plan_scans
@@ -322,10 +340,8 @@ def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMod
     failed = [(scan, scan.error) for scan in planned if scan.error is not None]
     for scan, error in failed if not mode.json else ():
         show_failure(scan.path, error.reason, error.detail, error.private, scan.choice)
-    if not failed:
-        return Exit.OK
-    # As for records: the reason of a single scan tells more than "some failed"
-    return exit_of_reason(failed[0][1].reason) if len(planned) == 1 else Exit.SOME_FAILED
+    reasons = [scan.error.reason if scan.error else None for scan in planned]
+    return exit_of_scans(reasons, strict=strict)
 
 
 def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:

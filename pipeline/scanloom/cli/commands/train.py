@@ -13,6 +13,7 @@ import typer
 
 from scanloom.cli.console import console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, takes_panels
+from scanloom.cli.values import output_folder
 
 if TYPE_CHECKING:
     from scanloom.training.train import Measured, Prepared
@@ -25,7 +26,15 @@ class TrainingOptions:
     panel: ClassVar[str] = "Training"
 
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="BUNDLE", help="Folder of the bundle.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="BUNDLE",
+            envvar="SCANLOOM_TRAIN_OUT",
+            parser=output_folder,
+            help="Folder of the bundle.",
+        ),
     ]
     fold: Annotated[
         int, typer.Option(min=0, help="Part of the cases that validates, from 0 (`folds`).")

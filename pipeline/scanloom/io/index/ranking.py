@@ -264,8 +264,9 @@ def _best(
         raise ScanError(
             Reason[described[first].reason], f"{summary}: {detail}" if detail else summary
         )
-    order = best_first([described[n] for n in usable], preference)
-    return candidates[usable[order[0]]]
+    scans = [n for n in usable if not candidates[n].derived] or usable
+    order = best_first([described[n] for n in scans], preference)
+    return candidates[scans[order[0]]]
 
 
 def _key(info: SeriesInfo, preference: Preference, *, short: bool) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from scanloom.io.formats import EMPTY_FILE, FORMATS
 from scanloom.io.index.inspection import FileInfo, inspect_files, series_description, series_number
 from scanloom.io.index.missing_files import DicomFiles, LostFiles, UnreadableFiles
 from scanloom.io.index.walk import FileEntry, list_files, stamp_of
+from scanloom.io.output.single_file import is_result
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR, archive_kind, is_archive
 from scanloom.io.system.regular_files import special_file_name
@@ -128,7 +129,14 @@ def find_series(
     ]
     if not scans:
         raise _no_scan_error(entries, infos)
+    if not requested:
+        scans = [replace(scan, derived=scan.derived or _is_result(scan)) for scan in scans]
     return tuple(sorted(scans, key=lambda s: (-len(s.files), s.study_uid, s.series_uid, s.files)))
+
+
+def _is_result(scan: Series) -> bool:
+    """Return whether a volume file is the label map of a scan, which `segment -o` wrote."""
+    return scan.kind != DICOM and is_result(scan.files[0])
 
 
 def group_files(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> list[SeriesFiles]:

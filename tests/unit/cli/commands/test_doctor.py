@@ -273,6 +273,12 @@ def test_a_new_folder_is_judged_by_the_one_above(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_looked_at_is_bad(tmp_path: Path) -> None:
+    [finding] = check_out(tmp_path / ("x" * 300))
+
+    assert (finding.level, finding.seen) == ("bad", "can't be checked (OSError)")
+
+
 def test_a_folder_that_cannot_be_synced_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +309,9 @@ def test_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from scanloom.io.identity import load_key
 
     key = tmp_path / "key"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none" / "yet"))
+    monkeypatch.setenv("SCANLOOM_KEY", "")  # as if it were not set
+    assert [f.seen for f in check_key()] == ["missing: created on first use"]
     monkeypatch.setenv("SCANLOOM_KEY", str(key))
     assert [f.level for f in check_key()] == ["ok"]
     assert not key.exists()

@@ -18,6 +18,9 @@ import scanloom as package
 from scanloom import ScanError
 from scanloom.core import Reason
 from scanloom.engine.segment import iter_segment
+from scanloom.io.index.ranking import select_series
+from scanloom.io.index.series import find_series
+from scanloom.io.output.json_file import write_document
 from scanloom.options import SegmentOptions
 from support.archives import nifti
 from support.commands import Ended, limited_files, scanloom
@@ -245,17 +248,42 @@ def test_a_dry_run_says_what_would_become_of_the_file(
     assert "(would be replaced)" in " ".join(replaced.out.split())
 
 
-def test_a_folder_of_that_name_and_other_commands_keep_to_folders(
+def test_a_result_beside_its_scan_is_no_other_scan(study: Path) -> None:
+    file = study / "labels.nii.gz"
+    nifti(file)
+    assert not any(series.derived for series in find_series(study))
+    write_document(study / "labels.json", {"file": file.name, "sha256": "a", "recipe": "b"})
+    found = find_series(study)
+
+    for selection in (None, "all", "best"):
+        assert [series.kind for series in select_series(found, selection)] == ["dicom"]
+    assert select_series(found, "labels.nii.gz")[0].files == (file,)
+    assert not find_series(file)[0].derived
+
+
+def test_a_folder_of_that_name_is_an_output_folder(
     study: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "old.nii.gz").mkdir()
     ended = segment(study, tiny_model, tmp_path / "old.nii.gz")
-    refused = scanloom("run", "ct_tissue", study, "--out", tmp_path / "new.nii.gz")
 
     assert ended.code == 0, ended.err
     assert "cases" in entries(tmp_path / "old.nii.gz")
-    assert refused.code == 2
-    assert "an output folder is expected here" in refused.err.replace("\n", " ").replace("│", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["run ct_tissue study", "index study", "demo", "train recipe.yaml", "dataset a", "export a"],
+)
+def test_other_commands_write_folders(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    refused = scanloom(*words.split(), "-o", "new.csv")
+
+    assert (refused.code, entries(tmp_path)) == (2, set())
+    assert "an output folder is expected here, not a .csv file" in refused.err
 
 
 def test_python_takes_a_file_too(study: Path, tiny_model: Path, tmp_path: Path) -> None:

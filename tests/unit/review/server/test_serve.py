@@ -124,6 +124,24 @@ def test_a_folder_that_waits_for_its_first_result_is_served(tmp_path: Path) -> N
     assert "no such reviewer" in known.err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model spleen", "--model tells which results --take corrects"),
+        ("--take a.nrrd --case b --remove-reviewer r1", "one after the other"),
+        ("--json", "No such option: --json"),  # there is no document
+    ],
+)
+def test_options_without_effect_are_refused(
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    refused = scanloom("review", "out", *words.split())
+
+    assert refused.code == 2
+    assert message in refused.err
+
+
 def test_a_second_server_is_told_where_the_first_one_is(out: Path) -> None:
     refused = list[ScanError]()
 
