@@ -71,7 +71,7 @@ HEAD = Sample(
         *("thalamus_left", "thalamus_right", "putamen_left", "putamen_right"),
         *("hippocampus_left", "hippocampus_right", "brain_stem"),
     ),
-    within=20.0,
+    within=12.0,
 )
 
 
