@@ -118,7 +118,8 @@ def drawn(model: Predictor, options: argparse.Namespace) -> None:
             )
             true = np.count_nonzero(truth) / 1000
             intracranial.append(sum(volumes(found).values()) / true - 1)
-            print(f"image {n + 1}: {np.nanmean(rows[-1]):.3f}", flush=True)
+            volume = 100 * intracranial[-1]
+            print(f"image {n + 1}: {np.nanmean(rows[-1]):.3f}, volume {volume:+.1f} %", flush=True)
     means = np.nanmean(rows, axis=0)
     lowest = np.nanmin(rows, axis=0)
     labels = [each.label for each in recipe.structures]
