@@ -79,7 +79,7 @@ def test_a_second_series_with_the_same_uids_does_not_replace_the_first(tmp_path:
     paths = [tmp_path / "a", tmp_path / "b"]
 
     first, second = scanloom.segment(
-        paths, model=str(model), out=tmp_path / "out", key=key, device="cpu"
+        paths, model=model, out=tmp_path / "out", key=key, device="cpu"
     )
 
     assert (first.reason, second.reason) == (None, scanloom.Reason.ID_TAKEN)

@@ -40,12 +40,14 @@ Progress = Callable[[str, int, int], None]
 """Is called with a stage, and the number of its parts that are done and of all."""
 
 
-def load_model(name: str, *, device: str = "auto", precision: Precision = "auto") -> Predictor:
+def load_model(
+    name: str | Path, *, device: str = "auto", precision: Precision = "auto"
+) -> Predictor:
     """Load a model; its `predict(volume)` labels one volume after another.
 
     Parameters
     ----------
-    name : str
+    name : str or Path
         A name that `scanloom models list` shows, or the folder of a bundle.
     device : str
         "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
@@ -64,13 +66,13 @@ def load_model(name: str, *, device: str = "auto", precision: Precision = "auto"
     settle_in()
     compute = ComputeOptions(precision=precision)
     check_values(compute)
-    return make_predictor(find_model(name), compute, device=device)
+    return make_predictor(find_model(_model_name(name)), compute, device=device)
 
 
 def segment(
     paths: str | Path | Sequence[str | Path],
     *,
-    model: str | Sequence[str] | None = None,
+    model: str | Path | Sequence[str | Path] | None = None,
     out: str | Path,
     progress: Progress | None = None,
     archives: bool = False,
@@ -108,7 +110,7 @@ def segment(
     ----------
     paths : path, or sequence of paths
         Paths as in `load_volume`.
-    model : str, sequence of str, or None
+    model : str, Path, sequence of them, or None
         Names or bundle folders; None for the only model of the store that fits the scans.
     out : path
         The output folder; or one file for one scan: labels.nii.gz, labels.seg.nrrd or labels.dcm.
@@ -194,10 +196,11 @@ def segment(
     options_by_name = dict(locals())  # before other names are bound: the keywords above, by name
     settle_in()
     inputs = tuple(Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths))
+    named = [model] if isinstance(model, (str, Path)) else model or ()
     for name in ("paths", "progress", "model"):
         del options_by_name[name]
     options_by_name |= {
-        "models": (model,) if isinstance(model, str) else tuple(model or ()),
+        "models": tuple(map(_model_name, named)),
         "out": Path(_not_empty(out, "out")),
         "series": None if series is None else str(series),
         "also": _names(also),
@@ -279,6 +282,11 @@ def _segment(
     for unused in dict.fromkeys(u for r in records if r.choice for u in r.choice.unused):
         warnings.warn(in_python(unused), stacklevel=3)
     return tuple(records)
+
+
+def _model_name(model: str | Path) -> str:
+    """Return a name as it is, and a whole path: a `Path` is a folder, never a name in the store."""
+    return str(model.absolute()) if isinstance(model, Path) else model
 
 
 def _not_empty(path: str | Path, name: str) -> str | Path:

@@ -14,6 +14,7 @@ from scanloom.cli.commands.segment import segment
 from scanloom.convert.store import shipped
 from scanloom.core.errors import KEYWORDS, in_python
 from scanloom.options import walk_options
+from support.commands import write_tiny_bundle
 
 SAMPLE = shipped("data") / "torso_ct"
 ROOT = Path(__file__).parents[3]
@@ -78,6 +79,22 @@ def test_unknown_values_are_refused_before_anything_is_written(
 def test_an_empty_output_folder_is_not_the_current_one() -> None:
     with pytest.raises(ValueError, match="out must be a path"):
         scanloom.segment(SAMPLE, model="ct_tissue", out="")
+
+
+def test_a_path_is_a_model_folder_and_never_a_name_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, named = write_tiny_bundle(tmp_path / "tiny"), Path("ct_tissue")
+    assert scanloom.load_model(folder, device="cpu").card.name == "tiny"
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: scanloom.load_model(named),
+        lambda: scanloom.segment(SAMPLE, model=named, out="out"),
+        lambda: scanloom.segment(SAMPLE, model=["ct_tissue", named], out="out"),
+    ):
+        with pytest.raises(scanloom.ScanError) as caught:
+            call()
+        assert caught.value.code == "MODEL_UNKNOWN"
 
 
 def test_unknown_options_are_refused() -> None:
