@@ -27,7 +27,6 @@ from nibabel.processing import resample_to_output, smooth_image
 from numpy.typing import ArrayLike, NDArray
 
 import scanloom
-from scanloom.inference.graph import Predictor
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "brain_anatomy"
@@ -71,7 +70,7 @@ def dice(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
     return 2 * np.count_nonzero(one & other) / size if size else float("nan")
 
 
-def drawn(model: Predictor, options: argparse.Namespace) -> None:
+def drawn(model: scanloom.Model, options: argparse.Namespace) -> None:
     """Print Dice of each structure over images drawn with fixed seeds from maps set aside."""
     from monai.bundle import ConfigParser
 
@@ -130,7 +129,7 @@ def drawn(model: Predictor, options: argparse.Namespace) -> None:
     print_intracranial(intracranial)
 
 
-def t1(model: Predictor, options: argparse.Namespace) -> None:
+def t1(model: scanloom.Model, options: argparse.Namespace) -> None:
     """Print Dice and volumes of each structure in T1-weighted heads of the maps set aside."""
     from scanloom.training.cases import find_cases
     from scanloom.training.recipe import read_recipe
@@ -174,7 +173,7 @@ def print_intracranial(errors: ArrayLike) -> None:
     )
 
 
-def heads(model: Predictor, options: argparse.Namespace) -> None:
+def heads(model: scanloom.Model, options: argparse.Namespace) -> None:
     """Print volumes of real heads, with what is out of the range of adults or uneven."""
     for path in options.scans:
         ml = volumes(model.predict(scanloom.load_volume(path, modality="MR")))
@@ -193,7 +192,7 @@ def heads(model: Predictor, options: argparse.Namespace) -> None:
         print(table(("structure", "ml, left and right", ""), rows))
 
 
-def axes(model: Predictor, options: argparse.Namespace) -> None:
+def axes(model: scanloom.Model, options: argparse.Namespace) -> None:
     """Print the largest change of a volume above 3 ml, in other orders of axes and voxel sizes."""
     head = nib.as_closest_canonical(nib.load(options.scans[0]))
     with tempfile.TemporaryDirectory() as folder:
@@ -227,7 +226,7 @@ def axes(model: Predictor, options: argparse.Namespace) -> None:
                 report(f"{name} {spacing:g} mm", measured(coarse), base)
 
 
-def colin(model: Predictor, options: argparse.Namespace) -> None:
+def colin(model: scanloom.Model, options: argparse.Namespace) -> None:
     """Print Dice of deep structures of Colin27 with the labels of AAL, drawn by hand."""
     folder = Path(options.scans[0])
     numbers = {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Structure,
         Volume,
     )
-    from scanloom.engine.api import load_model, measurements, segment
+    from scanloom.engine.api import Model, load_model, measurements, segment
     from scanloom.io.read import load_volume
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Flag",
     "Grid",
     "Measurement",
+    "Model",
     "Reason",
     "ScanError",
     "Segmentation",
@@ -43,12 +44,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Model": "scanloom.engine.api",
     "load_model": "scanloom.engine.api",
     "load_volume": "scanloom.io.read",
     "measurements": "scanloom.engine.api",
     "segment": "scanloom.engine.api",
 }
-"""Where public functions are defined; a type is in `scanloom.core`. Imported on first access."""
+"""Where names are defined that are not in `scanloom.core`. Imported on first access."""
 
 
 def __getattr__(name: str) -> object:

@@ -65,7 +65,7 @@ def test_a_model_predicts(tmp_path: Path, scan: Path, lacks: frozenset[str]) -> 
 import numpy as np, scanloom
 volume = scanloom.load_volume({str(scan)!r}, modality="CT")
 model = scanloom.load_model("ct_tissue", device="cpu")
-model.engines.planned_cases = 1000  # so that an engine is worth its measurement
+model.predictor.engines.planned_cases = 1000  # so that an engine is worth its measurement
 result = model.predict(volume)
 print(np.count_nonzero(result.layers[0].labels) > 0, scanloom.__version__)
 """

@@ -101,7 +101,7 @@ def check_scan(
     Returns
     -------
     tuple of Flag
-        Any of MODALITY_UNKNOWN, HU_IMPLAUSIBLE, SPACING_IMPLAUSIBLE, TILT_IMPLAUSIBLE,
+        Any of SHEARED, MODALITY_UNKNOWN, HU_IMPLAUSIBLE, SPACING_IMPLAUSIBLE, TILT_IMPLAUSIBLE,
         FOV_IMPLAUSIBLE.
 
     Raises
@@ -114,7 +114,8 @@ def check_scan(
     """
     volumes = (volume, *further_channels)
     # Headers before voxels, and the scale before the ranges, which mean nothing in other units
-    flags = list(check_modalities([v.modality for v in volumes], card))
+    flags = [Flag.SHEARED] if volume.grid.sheared else []
+    flags += check_modalities([v.modality for v in volumes], card)
     flags += _check_scale(volumes, card)
     if _is_blank(volume):
         raise ScanError(Reason.IMPLAUSIBLE, "all voxels of the scan have one value")

@@ -44,7 +44,8 @@ class ScanError(Exception):
 
     def __init__(self, reason: Reason, detail: str, private: str = "") -> None:
         listed = " The list is in the error's `private`." if "\n" in private else ""
-        super().__init__(in_python(f"{reason.code}: {detail}. {reason.advice}.{listed}"))
+        end = "" if detail.endswith("?") else "."
+        super().__init__(in_python(f"{reason.code}: {detail}{end} {reason.advice}.{listed}"))
         self.reason = reason
         self.detail = detail
         self.private = private

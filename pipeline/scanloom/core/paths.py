@@ -17,6 +17,19 @@ NOWHERE = Path("/nonexistent")
 """Debian's home folder of users without one: it does not exist and can't be created."""
 
 
+def given_path(path: str | Path, name: str) -> Path:
+    """Return the path that an argument gives; an empty text would be the current folder.
+
+    Raises
+    ------
+    ValueError
+        If the text is empty.
+    """
+    if isinstance(path, str) and not path.strip():
+        raise ValueError(f"{name} must be a path; the text is empty")
+    return Path(path)
+
+
 def home() -> Path:
     """Return the user's home folder; an empty HOME counts as unset, not as the root folder."""
     if variable := os.environ.get("HOME"):

@@ -8,9 +8,11 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scanloom.cards.check import check_scan
 from scanloom.convert.store import find_model
-from scanloom.core import CaseRecord, ComputeOptions, settle_in
+from scanloom.core import CaseRecord, ComputeOptions, Segmentation, Volume, settle_in
 from scanloom.core.errors import in_python
+from scanloom.core.paths import given_path
 from scanloom.core.text import parse_bytes
 from scanloom.engine.default_model import default_model
 from scanloom.engine.results.tables import read_measurements_table
@@ -34,15 +36,14 @@ from scanloom.options import (
 if TYPE_CHECKING:
     import pandas as pd
 
+    from scanloom.cards.card import ModelCard
     from scanloom.inference.graph import Predictor
 
 Progress = Callable[[str, int, int], None]
 """Is called with a stage, and the number of its parts that are done and of all."""
 
 
-def load_model(
-    name: str | Path, *, device: str = "auto", precision: Precision = "auto"
-) -> Predictor:
+def load_model(name: str | Path, *, device: str = "auto", precision: Precision = "auto") -> Model:
     """Load a model; its `predict(volume)` labels one volume after another.
 
     Parameters
@@ -66,7 +67,83 @@ def load_model(
     settle_in()
     compute = ComputeOptions(precision=precision)
     check_values(compute)
-    return make_predictor(find_model(_model_name(name)), compute, device=device)
+    return Model(make_predictor(find_model(_model_name(name)), compute, device=device))
+
+
+class Model:
+    """A model that stays loaded on its device: what `load_model` returns.
+
+    Attributes
+    ----------
+    predictor : Predictor
+        Runs the networks, and checks nothing.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+
+    def __repr__(self) -> str:
+        """Return name, version, device and precision in a line."""
+        card, predictor = self.card, self.predictor
+        return (
+            f"Model({card.name} {card.version}, {predictor.device_name}, "
+            f"{predictor.precision_name}; {len(card.structures)} structures)"
+        )
+
+    @property
+    def card(self) -> ModelCard:
+        """Structures, licence, limits and checks of the model."""
+        return self.predictor.card
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of its structures."""
+        return tuple(structure.label for structure in self.card.structures)
+
+    def predict(
+        self,
+        volume: Volume,
+        *,
+        further_channels: Sequence[Volume] = (),
+        uncertainty: bool = False,
+    ) -> Segmentation:
+        """Label a scan, after it was checked against the model's card as `segment` does.
+
+        Parameters
+        ----------
+        volume : Volume
+            The scan; for a model with several input channels, the first of them.
+        further_channels : sequence of Volume
+            The other input channels, in the card's order, on the same grid.
+        uncertainty : bool
+            Whether maps of the labels' uncertainty are returned too.
+
+        Returns
+        -------
+        Segmentation
+            On the scan's own grid, with the flags of the check: one layer, or one for each
+            structure if structures may overlap. All structures of the model are in it.
+
+        Raises
+        ------
+        ScanError
+            MODALITY, CHANNELS or IMPLAUSIBLE if the scan is not for this model; NOT_FINITE if it
+            overflows in the card's intensity steps, or a score is NaN or infinite in float32 too;
+            OUT_OF_MEMORY if the device is too small; MODEL_NETWORK if the network does not have the
+            card's output channels.
+        TypeError
+            If the scan is no `Volume`.
+        """
+        given: tuple[object, ...] = (volume, *further_channels)  # what notebooks pass has any type
+        for each in given:
+            if not isinstance(each, Volume):
+                kind = type(each).__name__
+                raise TypeError(f"predict takes volumes, as load_volume returns them, not {kind}")
+        flags = check_scan(volume, self.card, further_channels)
+        found = self.predictor.predict(
+            volume, further_channels=further_channels, uncertainty=uncertainty
+        )
+        return replaced(found, flags=tuple(dict.fromkeys((*flags, *found.flags))))
 
 
 def segment(
@@ -195,17 +272,18 @@ def segment(
     """
     options_by_name = dict(locals())  # before other names are bound: the keywords above, by name
     settle_in()
-    inputs = tuple(Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths))
+    listed = [paths] if isinstance(paths, (str, Path)) else paths
+    inputs = tuple(given_path(path, "paths") for path in listed)
     named = [model] if isinstance(model, (str, Path)) else model or ()
     for name in ("paths", "progress", "model"):
         del options_by_name[name]
     options_by_name |= {
         "models": tuple(map(_model_name, named)),
-        "out": Path(_not_empty(out, "out")),
+        "out": given_path(out, "out"),
         "series": None if series is None else str(series),
         "also": _names(also),
         "structures": _labels(structures),
-        "key": None if key is None else Path(_not_empty(key, "key")),
+        "key": None if key is None else given_path(key, "key"),
         "orientation": orientation and orientation.strip().upper(),
         "memory_limit": None if memory_limit is None else parse_bytes(memory_limit),
         "max_size": None if max_size is None else parse_bytes(max_size),
@@ -245,7 +323,7 @@ def measurements(out: str | Path) -> pd.DataFrame:
         raise ImportError("tables need pandas: pip install 'scanloom[pandas]'") from error
     import pyarrow as pa
 
-    folder = Path(out)
+    folder = given_path(out, "out")
     if not (folder / "cases").is_dir():
         raise no_results(folder)
     damaged = set[str]()
@@ -287,13 +365,6 @@ def _segment(
 def _model_name(model: str | Path) -> str:
     """Return a name as it is, and a whole path: a `Path` is a folder, never a name in the store."""
     return str(model.absolute()) if isinstance(model, Path) else model
-
-
-def _not_empty(path: str | Path, name: str) -> str | Path:
-    """Return a path; an empty text would be the current folder, and is refused."""
-    if isinstance(path, str) and not path.strip():
-        raise ValueError(f"{name} must be a path; the text is empty")
-    return path
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -190,8 +190,6 @@ def _check(
     """Return the flags of a scan before it is labelled; refuse one that is not for a model."""
     scan, also = loaded.scan, loaded.case.outputs.also
     flags = [*loaded.case.flags, *scan.volume.flags]
-    if scan.volume.grid.sheared:
-        flags.append(Flag.SHEARED)
     whole = {n for node in nodes if node.crop is None for n in node.members}
     for n, predictor in enumerate(predictors):
         card = predictor.card

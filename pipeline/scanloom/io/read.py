@@ -24,6 +24,7 @@ from scanloom.core import (
     printable,
 )
 from scanloom.core.errors import in_python
+from scanloom.core.paths import given_path
 from scanloom.io.formats import FORMATS, check_neighbours, probe, unused_options
 from scanloom.io.index.ranking import ALL, Preference, select_series
 from scanloom.io.index.series import find_series
@@ -89,7 +90,7 @@ def load_volume(
     ScanError
         If the scan cannot be read with certainty; its `code` is the reason.
     ValueError
-        If an option has an unknown value.
+        If an option has an unknown value, or the path is empty.
     """
     options = ReadOptions(gaps, nan, orientation, modality, max_bytes)  # type: ignore[arg-type]
     check_values(options)
@@ -97,7 +98,7 @@ def load_volume(
         raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')
     try:
         [chosen] = select_series(
-            find_series(Path(path), archives=archives),
+            find_series(given_path(path, "path"), archives=archives),
             None if series is None else str(series),
             Preference(modality=modality),
             options,

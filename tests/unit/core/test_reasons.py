@@ -99,6 +99,9 @@ def test_a_message_says_what_why_and_what_to_do():
     text = str(ScanError(Reason.TRUNCATED, "slice 7 of 20"))
 
     assert text == f"TRUNCATED: slice 7 of 20. {Reason.TRUNCATED.advice}."
+    assert "'lungs'; did you mean lung? " in str(
+        ScanError(Reason.NOT_FOUND, "'lungs'; did you mean lung?")
+    )
 
 
 def test_a_message_says_where_the_list_of_series_is():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_origin
 
+import numpy as np
 import pytest
 
 import scanloom
 from scanloom.cli.commands.segment import segment
 from scanloom.convert.store import shipped
+from scanloom.core import Flag
 from scanloom.core.errors import KEYWORDS, in_python
 from scanloom.options import walk_options
 from support.commands import write_tiny_bundle
@@ -79,6 +82,8 @@ def test_unknown_values_are_refused_before_anything_is_written(
 def test_an_empty_output_folder_is_not_the_current_one() -> None:
     with pytest.raises(ValueError, match="out must be a path"):
         scanloom.segment(SAMPLE, model="ct_tissue", out="")
+    with pytest.raises(ValueError, match="paths must be a path"):
+        scanloom.segment(["", SAMPLE], model="ct_tissue", out="out")
 
 
 def test_a_path_is_a_model_folder_and_never_a_name_in_the_store(
@@ -95,6 +100,34 @@ def test_a_path_is_a_model_folder_and_never_a_name_in_the_store(
         with pytest.raises(scanloom.ScanError) as caught:
             call()
         assert caught.value.code == "MODEL_UNKNOWN"
+
+
+def test_a_model_in_memory_checks_a_scan_as_the_command_does(tmp_path: Path) -> None:
+    model = scanloom.load_model(write_tiny_bundle(tmp_path / "tiny"), device="cpu")
+    assert model.labels == ("spleen", "liver")
+    assert repr(model).startswith("Model(tiny ")
+    array = np.random.default_rng(0).normal(0, 300, (40, 40, 24)).astype(np.int16)
+    sheared = np.eye(4)
+    sheared[0, 1] = 0.2
+
+    found = model.predict(scanloom.Volume.from_array(array, sheared))
+    assert {Flag.SHEARED, Flag.MODALITY_UNKNOWN} <= {*found.flags}
+    for foreign in (
+        scanloom.Volume.from_array(array, np.eye(4), modality="MR"),
+        scanloom.Volume.from_array(np.abs(array) % 3, np.eye(4), modality="CT"),  # a label map
+    ):
+        with pytest.raises(scanloom.ScanError) as caught:
+            model.predict(foreign)
+        assert caught.value.code in ("MODALITY", "IMPLAUSIBLE")
+    for mistaken in (array, "scan.nii.gz", None):
+        with pytest.raises(TypeError, match="predict takes volumes"):
+            model.predict(mistaken)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("read", [scanloom.load_volume, scanloom.measurements])
+def test_an_empty_path_is_not_the_current_folder(read: Callable[[str], object]) -> None:
+    with pytest.raises(ValueError, match="the text is empty"):
+        read("")
 
 
 def test_unknown_options_are_refused() -> None:
