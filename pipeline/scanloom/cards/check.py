@@ -76,6 +76,8 @@ SOFT_HU = (-150.0, 150.0)
 """Limits of fat and soft tissue."""
 BONE_HU = 400.0
 """Lower limit of dense bone, which takes less space than air does."""
+LONGEST_MM = 3000.0
+"""Limit of any scan of a body: those of the whole body are up to 2.1 m long."""
 LARGEST_LABEL = 1 << 15
 """FreeSurfer's largest label is 14175."""
 EQUAL_NEIGHBOURS = 0.3
@@ -109,8 +111,8 @@ def check_scan(
     ScanError
         CHANNELS if the number of inputs differs from the model's; MODALITY if the scan states
         another modality, or states none and has the intensities of CT; IMPLAUSIBLE if a check fails
-        for which the card refuses the scan, all its voxels have one value, or its intensities are
-        no Hounsfield units and the model is for CT.
+        for which the card refuses the scan, all its voxels have one value, it is longer than any
+        body, or its intensities are no Hounsfield units and the model is for CT.
     """
     volumes = (volume, *further_channels)
     # Headers before voxels, and the scale before the ranges, which mean nothing in other units
@@ -119,6 +121,9 @@ def check_scan(
     flags += _check_scale(volumes, card)
     if _is_blank(volume):
         raise ScanError(Reason.IMPLAUSIBLE, "all voxels of the scan have one value")
+    if (longest := max(volume.grid.extent)) > LONGEST_MM:
+        detail = f"the scan is {longest / 1000:.3g} m long, as if its spacing were not in mm"
+        raise ScanError(Reason.IMPLAUSIBLE, detail)
     checks = card.checks
     for name, flag, problem in (
         ("intensity", Flag.HU_IMPLAUSIBLE, _intensity(volume, checks)),

@@ -152,6 +152,14 @@ def test_length_on_the_limit_is_inside_though_stored_with_rounding(card: ModelCa
     assert check_scan(scan(spacing=(0.69999999, 0.7, 5.0000001)), limit) == ()
 
 
+def test_a_scan_longer_than_any_body_is_refused(card: ModelCard) -> None:
+    """Centimetres as millimetres: a network would run for hours on a grid of metres."""
+    card = replace(card, checks=Checks())
+    assert check_scan(scan(spacing=(20.0, 20.0, 50.0)), card) == ()
+    with pytest.raises(ScanError, match="m long, as if its spacing were not in mm"):
+        check_scan(scan(spacing=(10.0, 10.0, 80.0)), card)
+
+
 def test_padding_and_nan_are_left_out() -> None:
     array = np.linspace(0, 100, 1000, dtype=np.float32).reshape(10, 10, 10)
     padded = np.full((10, 10, 20), -2000, np.float32)

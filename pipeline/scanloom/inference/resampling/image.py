@@ -393,7 +393,7 @@ def network_image(
     Raises
     ------
     ScanError
-        NOT_FINITE if intensities overflow.
+        NOT_FINITE if intensities are not finite, or overflow.
     """
     device = float64_device(where[0])
 
@@ -430,7 +430,7 @@ def network_image(
         box = box.cut(bounds)
     channels = [apply_steps(channel, card.after[done:]) for channel in channels]
     if not all(map(all_finite, channels)):
-        detail = "the scan's intensities overflow in the card's intensity steps"
+        detail = "the scan's intensities are not finite, or overflow in the card's intensity steps"
         raise ScanError(Reason.NOT_FINITE, detail)
     image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
     if scan.stage_labels is not None and card.stage is not None:
