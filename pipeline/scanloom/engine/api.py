@@ -62,16 +62,15 @@ def load_model(name: str | Path, *, device: str = "auto", precision: Precision =
     ValueError
         If the precision is unknown.
     """
-    from scanloom.inference.combined import make_predictor
-
-    settle_in()
     compute = ComputeOptions(precision=precision)
     check_values(compute)
-    return Model(make_predictor(find_model(_model_name(name)), compute, device=device))
+    return Model(_model_name(name), device, compute)
 
 
 class Model:
     """A model that stays loaded on its device: what `load_model` returns.
+
+    In another process, such as a worker of Dask, it is loaded anew: its weights are not sent.
 
     Attributes
     ----------
@@ -79,8 +78,16 @@ class Model:
         Runs the networks, and checks nothing.
     """
 
-    def __init__(self, predictor: Predictor) -> None:
-        self.predictor = predictor
+    def __init__(self, name: str, device: str, compute: ComputeOptions) -> None:
+        from scanloom.inference.combined import make_predictor
+
+        settle_in()
+        self._arguments = name, device, compute
+        self.predictor: Predictor = make_predictor(find_model(name), compute, device=device)
+
+    def __reduce__(self) -> tuple[type[Model], tuple[str, str, ComputeOptions]]:
+        """Support pickling."""
+        return type(self), self._arguments
 
     def __repr__(self) -> str:
         """Return name, version, device and precision in a line."""

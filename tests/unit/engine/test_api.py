@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_origin
@@ -106,6 +107,8 @@ def test_a_model_in_memory_checks_a_scan_as_the_command_does(tmp_path: Path) -> 
     model = scanloom.load_model(write_tiny_bundle(tmp_path / "tiny"), device="cpu")
     assert model.labels == ("spleen", "liver")
     assert repr(model).startswith("Model(tiny ")
+    assert len(pickled := pickle.dumps(model)) < 1000  # as Dask sends it, without weights
+    assert pickle.loads(pickled).card == model.card
     array = np.random.default_rng(0).normal(0, 300, (40, 40, 24)).astype(np.int16)
     sheared = np.eye(4)
     sheared[0, 1] = 0.2
