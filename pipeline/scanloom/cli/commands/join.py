@@ -59,11 +59,16 @@ def join(
     with error_boundary(general.mode):
         from scanloom.io.output.join_sources import join_csv, read_ids
         from scanloom.io.system.atomic_write import check_replaceable
+        from scanloom.io.system.disk_errors import output_error
 
         _check_target(out, to)
         # Before the ids are looked up: a long search must not end with a file that can't be written
         if to is not None:
             check_replaceable(to, "the joined table")
+            try:
+                to.parent.stat()
+            except OSError as exc:
+                raise output_error(exc, "the joined table") from exc
         key = check_holder(out, crosswalk.key)
         ids = read_ids(table, column)
         find_sources = _finder(out, ids, key)

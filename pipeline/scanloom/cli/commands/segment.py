@@ -83,6 +83,8 @@ def segment(
     """
     with error_boundary(general.mode, resumable=True):
         paths = scans.all_paths
+        if call.dry_run and is_typed("profile"):
+            raise typer.BadParameter("give it without --dry-run", param_hint="'--profile'")
         options = _of_a_file(options)
         if not options.models:
             options = replace(options, models=(_default_model(paths, options, general.mode),))

@@ -122,7 +122,8 @@ def test_joined_tables_do_not_go_into_results(case: tuple[Path, str], tmp_path: 
         assert join(out, tmp_path / "t.csv", "--to", out / path).code == 2
     assert join(out, tmp_path / "t.csv", "--to", out / "private" / "joined.csv").code == 0
     assert join(out, tmp_path / "t.csv", "--to", tmp_path / "joined.xlsx").code == 2
-    ended = join(out, tmp_path / "t.csv", "--to", tmp_path / "no" / "joined.csv")
+    # before the table is read
+    ended = join(out, tmp_path / "none.csv", "--to", tmp_path / "no" / "joined.csv")
     assert ended.code == 74
     assert "the joined table can't be written (its folder is missing, ENOENT)" in ended.err
 
