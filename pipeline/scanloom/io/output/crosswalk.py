@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.formats import VOLUME_SUFFIXES
@@ -167,21 +167,26 @@ def gather_sources(private: Path, sources: Sequence[SourceRecord] = ()) -> None:
     lines.unlink(missing_ok=True)  # after the table has them
 
 
-def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
-    """Return the rows of OUT's crosswalk that have one of these ids, oldest first.
+def find_sources(
+    out: Path, ids: Sequence[str], column: Literal["id", "folder"] = "id"
+) -> tuple[SourceRecord, ...]:
+    """Return the rows of OUT's crosswalk that have one of these ids, or folders, oldest first.
 
     Raises
     ------
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    return _rows(_read(out, wanted=("id", ids)))
+    return _rows(_read(out, wanted=(column, ids)))
 
 
 def source_rows(out: Path, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
-    """Return columns of the rows with one of these ids (N,); of all rows if these are many."""
+    """Return columns of the rows with one of these ids (N,); of all rows if these are many.
+
+    The ids are values of the first column: of `id`, or `folder`.
+    """
     is_few = len(ids) < GROUP_ROWS
-    return _read(out, columns, ("id", ids.to_pylist()) if is_few else None)
+    return _read(out, columns, (columns[0], ids.to_pylist()) if is_few else None)
 
 
 def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
