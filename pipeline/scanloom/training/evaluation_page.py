@@ -27,8 +27,8 @@ from scanloom.training.evaluate import (
     Evaluation,
     Figure,
     Region,
-    Row,
     Side,
+    StructureRow,
     StructureSummary,
     match_structures,
     read_pair,
@@ -79,7 +79,7 @@ class Picture:
 class WorstCase:
     """A case with its worst structure, and its pictures."""
 
-    row: Row
+    row: StructureRow
     pictures: tuple[tuple[str, Picture], ...]
 
 
@@ -302,7 +302,7 @@ def _worst_cases(evaluation: Evaluation, labels: Names | None) -> Iterator[Worst
     rows = [r for r in evaluation.rows if r.side == "first" and r.agreement.outcome != "absent"]
     # of structures without overlap, the largest error comes first
     rows.sort(key=lambda r: (r.agreement.dice, -abs(r.agreement.volume_error_ml), r.case))
-    worst: dict[str, Row] = {}
+    worst: dict[str, StructureRow] = {}
     for row in rows:
         worst.setdefault(row.case, row)
     for row in list(worst.values())[:MAX_PICTURES]:
@@ -314,7 +314,7 @@ def _worst_cases(evaluation: Evaluation, labels: Names | None) -> Iterator[Worst
 
 
 def _pictures(
-    row: Row, evaluation: Evaluation, labels: Names | None
+    row: StructureRow, evaluation: Evaluation, labels: Names | None
 ) -> tuple[tuple[str, Picture], ...]:
     """Return title and picture of the reference and of each prediction, in one slice."""
     of_case = evaluation.pairs[row.case]

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.listen.rows import Question, Row, read_rows, several_patients
+from scanloom.engine.listen.rows import FetchRow, Question, read_rows, several_patients
 
 pytest.importorskip("pynetdicom")
 
@@ -17,7 +17,7 @@ pytest.importorskip("pynetdicom")
 ANY = Question()
 
 
-def read(tmp_path: Path, text: str, question: Question = ANY) -> list[Row]:
+def read(tmp_path: Path, text: str, question: Question = ANY) -> list[FetchRow]:
     table = tmp_path / "wanted.csv"
     table.write_text(text)
     return read_rows(table, question)
