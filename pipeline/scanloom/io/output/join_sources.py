@@ -38,6 +38,8 @@ a file, from 1."""
 ReadColumns = Callable[[Sequence[str]], Iterator["pa.RecordBatch"]]
 
 _COPY = "copy"
+_FEATURES = ("morph_", "stat_", "ih_", "cm_", "rlm_", "szm_", "ngt_")
+"""Beginnings of the columns of radiomics."""
 _MAX_CELL = 1 << 24
 _QUOTED = '[,"\r\n]'
 _NUMBER = r"^([+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?)?$"
@@ -272,7 +274,7 @@ def _read_parquet(path: Path) -> pa.Table:
 
 
 def _read_csv(path: Path) -> pa.Table:
-    """Read a CSV: texts, but for the numbers of measurements.
+    """Read a CSV: texts, but for the numbers of our manifest, measurements and radiomics.
 
     The type of another column can't be told by its cells: "007", "1e5" and "2025-01-02" are codes
     in some tables.
@@ -282,10 +284,11 @@ def _read_csv(path: Path) -> pa.Table:
     with _open_table(path) as (names, batches):
         texts = pa.schema([(name, pa.string()) for name in names])
         table = pa.Table.from_batches(batches(names), texts)
-    types = dict.fromkeys(INTEGER_COLUMNS, pa.int64()) | dict.fromkeys(FLOAT_COLUMNS, pa.float64())
     for place, name in enumerate(names):
-        if name in types:
-            table = table.set_column(place, name, _numbers(table[name], types[name]))
+        if name in (*INTEGER_COLUMNS, _COPY):
+            table = table.set_column(place, name, _numbers(table[name], pa.int64()))
+        elif name in FLOAT_COLUMNS or name.startswith(_FEATURES):
+            table = table.set_column(place, name, _numbers(table[name], pa.float64()))
     return table
 
 

@@ -184,8 +184,8 @@ def test_parquet_becomes_csv_and_csv_parquet(tmp_path: Path) -> None:
 def test_codes_stay_text(tmp_path: Path) -> None:
     """Only the numbers of measurements are numbers in Parquet, and none that looks like a code."""
     codes = ["007", "1e5", "2025-01-02", "NA", "1.10", "true", "90071992547409931", "null"]
-    head = "subject,case,number,voxels,volume_ml,share\n"
-    rows = [f"{code},x,{n}7,{n}.5,{n}5,\n" for n, code in enumerate(codes)]
+    head = "subject,case,number,voxels,volume_ml,share,copy,cm_energy\n"
+    rows = [f"{code},x,{n}7,{n}.5,{n}5,,2,1e-05\n" for n, code in enumerate(codes)]
     path = written(tmp_path / "t.csv", head + "".join(rows))
     assert join_parquet(path, find_source, tmp_path / "to.parquet", "subject") == len(codes)
     table = pq.read_table(tmp_path / "to.parquet")
@@ -194,6 +194,8 @@ def test_codes_stay_text(tmp_path: Path) -> None:
     assert table.column("voxels").to_pylist()[:2] == ["0.5", "1.5"]
     assert table.column("volume_ml").to_pylist()[:2] == ["05", "15"]
     assert table.column("share").to_pylist() == [None] * len(codes)
+    assert {*table.column("copy").to_pylist()} == {2}
+    assert {*table.column("cm_energy").to_pylist()} == {1e-5}
 
 
 def test_the_number_of_a_copy_may_be_a_float(tmp_path: Path) -> None:
