@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, did_you_mean
 from scanloom.engine.results.tables import write_table
+from scanloom.io.output.crosswalk import path_text
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.measurements import SIGNIFICANT_DIGITS
@@ -348,7 +349,7 @@ def _public_names(sets: Mapping[Side, LabelSet], references: LabelSet) -> dict[i
         kinds["against"] = sets["second"]
     has_ids = any(each.pseudonymous for each in kinds.values())
     return {
-        id(case): f"{kind} {n}" if has_ids and not cases.pseudonymous else case.name
+        id(case): f"{kind} {n}" if has_ids and not cases.pseudonymous else path_text(case.name)
         for kind, cases in kinds.items()
         for n, case in enumerate(cases.cases, 1)
     }
