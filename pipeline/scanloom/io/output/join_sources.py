@@ -16,6 +16,7 @@ from scanloom.io.output.measurements import (
     FORMULA_PREFIXES,
     INTEGER_COLUMNS,
     escape_formula,
+    unescape_formula,
 )
 from scanloom.io.output.parquet_file import open_parquet, read_errors, write_parquet
 from scanloom.io.system.regular_files import open_regular_file
@@ -92,6 +93,8 @@ def read_ids(path: Path, column: str | None = None) -> pa.Array:
 def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Return the column names and the rows, as text, of a CSV (UTF-8, commas) or Parquet table.
 
+    The apostrophe before a cell of a CSV that a spreadsheet would execute is no part of its text.
+
     Raises
     ------
     ScanError
@@ -101,7 +104,7 @@ def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         table = _read_parquet(path)
         return list(table.column_names), list(_text_rows(table))
     with _csv_rows(path) as (names, rows):
-        return names, list(rows)
+        return names, [{n: unescape_formula(cell) for n, cell in row.items()} for row in rows]
 
 
 def join_csv(path: Path, find_sources: FindSources, file: TextIO, column: str | None = None) -> int:
@@ -283,13 +286,24 @@ def _read_csv(path: Path) -> pa.Table:
 
     with _open_table(path) as (names, batches):
         texts = pa.schema([(name, pa.string()) for name in names])
-        table = pa.Table.from_batches(batches(names), texts)
+        plain = ([_unescaped(each) for each in batch.columns] for batch in batches(names))
+        table = pa.Table.from_batches((pa.record_batch(each, texts) for each in plain), texts)
     for place, name in enumerate(names):
         if name in (*INTEGER_COLUMNS, _COPY):
             table = table.set_column(place, name, _numbers(table[name], pa.int64()))
         elif name in FLOAT_COLUMNS or name.startswith(_FEATURES):
             table = table.set_column(place, name, _numbers(table[name], pa.float64()))
     return table
+
+
+def _unescaped(cells: pa.Array) -> pa.Array:
+    """Return the texts of cells of a CSV (N,)."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    may_be_escaped = compute.starts_with(cells, "'")
+    texts = [unescape_formula(cell) for cell in cells.filter(may_be_escaped).to_pylist()]
+    return compute.replace_with_mask(cells, may_be_escaped, pa.array(texts, pa.string()))
 
 
 def _numbers(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
@@ -361,7 +375,11 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _text_rows(table: pa.Table) -> Iterator[dict[str, str]]:
     for batch in table.to_batches():
         for row in batch.to_pylist():
-            yield {name: _text(value) for name, value in row.items()}
+            # whole numbers beside empty cells become floats in pandas
+            yield {
+                name: _text(int(v) if isinstance(v, float) and v.is_integer() else v)
+                for name, v in row.items()
+            }
 
 
 def _texts(values: pa.Array) -> pa.Array:

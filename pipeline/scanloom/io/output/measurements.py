@@ -149,3 +149,9 @@ def escape_formula(cell: str) -> str:
     if cell.startswith(FORMULA_PREFIXES) and not _NUMBER.fullmatch(cell):
         return f"'{cell}"
     return cell
+
+
+def unescape_formula(cell: str) -> str:
+    """Return the text of a CSV cell: without the apostrophe of `escape_formula`."""
+    text = cell.removeprefix("'")
+    return text if escape_formula(text) == cell else cell

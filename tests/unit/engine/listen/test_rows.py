@@ -42,6 +42,16 @@ def test_leading_zeros_stay(tmp_path: Path) -> None:
     assert read(tmp_path, "accession_number\n0012\n")[0].keys.accession == "0012"
 
 
+def test_ids_are_those_before_a_table_was_joined(tmp_path: Path) -> None:
+    """Without the apostrophe of formulas, and without the decimals that pandas gives them."""
+    assert read(tmp_path, "source_patient_id\n'-A7\n")[0].keys.patient == "-A7"
+    table = tmp_path / "wanted.parquet"
+    parquet.write_table(
+        pa.table({"accession_number": [12.0, None], "patient_id": ["", "P"]}), table
+    )
+    assert [row.keys.accession for row in read_rows(table, Question())] == ["12", ""]
+
+
 @pytest.mark.parametrize(
     ("columns", "cells", "fault"),
     [

@@ -184,8 +184,10 @@ def test_parquet_becomes_csv_and_csv_parquet(tmp_path: Path) -> None:
 def test_codes_stay_text(tmp_path: Path) -> None:
     """Only the numbers of measurements are numbers in Parquet, and none that looks like a code."""
     codes = ["007", "1e5", "2025-01-02", "NA", "1.10", "true", "90071992547409931", "null"]
+    codes += ["'", "'a", "=1", "-A7"]
     head = "subject,case,number,voxels,volume_ml,share,copy,cm_energy\n"
-    rows = [f"{code},x,{n}7,{n}.5,{n}5,,2,1e-05\n" for n, code in enumerate(codes)]
+    cells = [escape_formula(code) for code in codes]
+    rows = [f"{cell},x,{n}7,{n}.5,{n}5,,2,1e-05\n" for n, cell in enumerate(cells)]
     path = written(tmp_path / "t.csv", head + "".join(rows))
     assert join_parquet(path, find_source, tmp_path / "to.parquet", "subject") == len(codes)
     table = pq.read_table(tmp_path / "to.parquet")
