@@ -27,6 +27,7 @@ SHOWN = (
     ("series_uid", "series UID"),
     ("series_number", "series"),
     ("series_description", "description"),
+    ("phase", "phase"),
     ("folder", "case folder"),
 )
 

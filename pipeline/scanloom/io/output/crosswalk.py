@@ -87,6 +87,8 @@ class SourceRecord:
     study_uid, series_uid, patient_id, patient_name, accession_number, study_date, series_number,
     series_description : str
         Values of the DICOM header; empty if missing, and for other formats.
+    phase : str
+        Number of the volume in a series with several, from 0; else empty, as in older rows.
     """
 
     id: str
@@ -102,13 +104,17 @@ class SourceRecord:
     study_date: str = ""
     series_number: str = ""
     series_description: str = ""
+    phase: str = ""
 
 
 COLUMNS = tuple(field.name for field in fields(SourceRecord))
 
 
-def source_from_series(series: Series, case_id: str) -> SourceRecord:
-    """Return the source of a series. For DICOM, the header of one readable file is read."""
+def source_from_series(series: Series, case_id: str, phase: int | None = None) -> SourceRecord:
+    """Return the source of a series, or of a volume of it (`phase`).
+
+    For DICOM, the header of one readable file is read.
+    """
     attributes = _header_attributes(series.files) if series.kind == DICOM else {}
     return SourceRecord(
         id=case_id,
@@ -117,6 +123,7 @@ def source_from_series(series: Series, case_id: str) -> SourceRecord:
         files=len(series.files),
         study_uid=series.study_uid,
         series_uid=series.series_uid,
+        phase="" if phase is None else str(phase),
         **attributes,
     )
 
@@ -356,6 +363,9 @@ def _groups(
                 rows = _filtered(file.read_row_group(n, sorted(names), use_threads=False), wanted)
                 if unwanted is not None:
                     rows = rows.filter(compute.invert(_holds(rows, *unwanted)))
+                if "phase" in columns and tuple(file.schema_arrow.names) == COLUMNS[:-1]:
+                    # of a version before
+                    rows = rows.append_column("phase", pa.repeat("", len(rows)))
                 rows = rows.select(list(columns))
                 yield rows.cast(pa.schema([schema.field(name) for name in columns]))
     except read_errors() as exc:

@@ -28,7 +28,9 @@ ID_COLUMNS = ("case", "case_id", "id")
 """Names of the id column; the first that the table has is used."""
 FILE_COLUMN = "file"
 """Column of file ids in a manifest; those of files without a case are looked up too."""
-SOURCE_COLUMNS = ("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path")
+SOURCE_COLUMNS = (
+    *("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path", "phase"),
+)
 """Columns of the crosswalk that are added, with the prefix `source_`."""
 
 _ADDED = tuple(f"source_{name}" for name in SOURCE_COLUMNS)
@@ -188,7 +190,7 @@ def _sources_of(
         copies = compute.if_else(is_number, texts, "1").cast(pa.int64())
     sources = find_sources(_ids(batch, column), copies)
     found = [sources.column(name).combine_chunks() for name in SOURCE_COLUMNS]
-    is_unknown = compute.is_null(found[-1])  # a source has a path
+    is_unknown = compute.is_null(sources.column("path").combine_chunks())  # a source has a path
     for place, name in enumerate(_ADDED):
         if name in batch.schema.names and name != column:
             told = _texts(batch.column(name))
