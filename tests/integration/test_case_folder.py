@@ -23,6 +23,7 @@ from scanloom.convert.store import shipped
 from scanloom.core import CaseRecord, ComputeOptions, Flag, Outputs, Reason
 from scanloom.engine.run import RunOptions, run
 from scanloom.engine.segment import iter_segment, segment_workflow
+from scanloom.io.output.crosswalk import find_sources
 from scanloom.options import SegmentOptions, segment_options
 from scanloom.review.report.page import write_report
 from support.commands import scanloom as scanloom_command
@@ -308,6 +309,10 @@ def test_each_volume_of_a_scan_is_a_case_of_its_own(tmp_path: Path, key: Path) -
 
     assert first.reason is second.reason is None
     assert first.folder != second.folder
+    documents = [json.loads((each.folder / "case.json").read_text()) for each in (first, second)]
+    assert [document["source"]["phase"] for document in documents] == [0, 1]
+    sources = find_sources(tmp_path / "out", [first.id, second.id])
+    assert [source.phase for source in sources] == ["0", "1"]
 
 
 def test_a_run_does_not_do_again_what_segment_did(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scanloom.convert.totalsegmentator import Mode, Part, modes
+from scanloom.convert.totalsegmentator import Mode, TaskNetwork, modes
 from support.nnunet_folders import PLANS, plans, write_model
 
 SPACING = (6.0, 6.0, 6.0)
@@ -25,7 +25,7 @@ def write_task(folder: Path, name: str, **entries: Any) -> Path:
 def write_part(
     folder: Path,
     mode: Mode,
-    submodel: Part,
+    submodel: TaskNetwork,
     *,
     further_labels: tuple[str, ...] = (),
     spacing: tuple[float, ...] | None = None,

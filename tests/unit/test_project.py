@@ -214,6 +214,7 @@ def test_codes_in_tables_of_the_papers_exist() -> None:
 def test_options_in_the_papers_exist() -> None:
     pattern = r"(?<![\w-])--[a-z][\w-]*"
     known = set(options_of(get_command(app))).union(*OPTIONS_OF_OTHERS.values(), {"--help"})
+    known |= {f"--no-{option[2:]}" for option in known}
     scripts = [
         ROOT / name for name in ("benchmarks", "docs", "tests/stress", "tests/reference/parity")
     ]

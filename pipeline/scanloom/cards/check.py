@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
-from scanloom.core import Flag, Grid, Measurement, Reason, ScanError, Volume
+from scanloom.core import Flag, Grid, Measurement, Reason, ScanError, Volume, plain_number
 
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
@@ -502,7 +502,8 @@ def _without_negative(lowest: float, inner: NDArray[Any], share: float) -> str |
         return f"all voxels have the value {lowest:g}"
     low, high = (float(value) for value in np.percentile(inner, (1, 99)))
     if high - low < LEAST_RANGE_HU:
-        return f"98 % of the values above the lowest lie between {low:.4g} and {high:.4g}"
+        ends = f"{plain_number(low, 4)} and {plain_number(high, 4)}"
+        return f"98 % of the values above the lowest lie between {ends}"
     if share >= COMMON_LOWEST:
         return f"no value is below 0, and {share:.0%} of the voxels have the lowest, {lowest:g}"
     return None

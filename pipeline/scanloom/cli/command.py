@@ -274,6 +274,15 @@ class Command(_PlainHelp, TyperCommand):
             if parameter.param_type_name == "option" and option_key(parameter) != "key":
                 parameter.envvar = parameter.envvar or variable_of(parameter)
 
+    def make_parser(self, ctx: Any) -> Any:
+        """Return the parser: --no-FLAG unsets each flag that a variable or file may set."""
+        parser = super().make_parser(ctx)
+        for flag in self.params:
+            if getattr(flag, "is_flag", False) and not flag.secondary_opts:
+                name = max(flag.opts, key=len).lstrip("-")
+                parser.add_option(flag, [f"--no-{name}"], flag.name, "store_const", const=False)  # type: ignore[arg-type]
+        return parser
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         sources = {name: ctx.get_parameter_source(name) for name in ctx.params}

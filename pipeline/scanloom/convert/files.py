@@ -19,6 +19,9 @@ MAX_MEMBERS: Final = 20_000
 GROWTH: Final = 4
 """Largest ratio of weights in memory to their file. torch does not compress them; in real files, at
 most two tensors share memory."""
+TASK_FILE: Final = "totalsegmentator.json"
+"""File that names the task of a folder with TotalSegmentator's weights: `{"task": "total_fast"}`.
+One that was downloaded has it; it is optional."""
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 """Of a model that has no options."""
 

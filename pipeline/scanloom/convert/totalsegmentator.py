@@ -34,12 +34,10 @@ from scanloom.cards.card import (
     Weights,
 )
 from scanloom.convert.download.addresses import CLEANED_BY_SHAPE, TOTALSEGMENTATOR_CLEANED
-from scanloom.convert.files import read_json, truncate
+from scanloom.convert.files import TASK_FILE, read_json, truncate
 from scanloom.convert.nnunet import is_nnunet, name_structures, read_nnunet
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, slug
 
-TASK_FILE: Final = "totalsegmentator.json"
-"""Optional file that names the task of a folder with weights: `{"task": "total_fast"}`."""
 ATTRIBUTION: Final = (
     "TotalSegmentator (Wasserthal et al., Radiology: Artificial Intelligence 2023, "
     "doi:10.1148/ryai.230024); nnU-Net (Isensee et al., Nature Methods 2021)"
@@ -70,7 +68,7 @@ class TaskDataset(NamedTuple):
     release: str
 
 
-class Part(NamedTuple):
+class TaskNetwork(NamedTuple):
     """A network of a task, and the names of its classes by number."""
 
     dataset: TaskDataset
@@ -97,7 +95,7 @@ class Mode:
         "CT" or "MR".
     licensed : bool
         Whether the weights are given only to holders of a licence.
-    parts : tuple of Part
+    parts : tuple of TaskNetwork
         Its networks; labels of later ones lie over those of earlier ones.
     classes : mapping of int to str
         Names of the task's structures by number.
@@ -119,7 +117,7 @@ class Mode:
     task: str
     modality: str
     licensed: bool
-    parts: tuple[Part, ...]
+    parts: tuple[TaskNetwork, ...]
     classes: Mapping[int, str]
     trainer: str
     configuration: str
@@ -139,7 +137,7 @@ def modes() -> Mapping[str, Mode]:
     for name, entry in table["modes"].items():
         own = classes[entry["task"]]
         parts = tuple(
-            Part(datasets()[int(number)], own if names == "all" else _classes(names))
+            TaskNetwork(datasets()[int(number)], own if names == "all" else _classes(names))
             for number, names in entry["parts"].items()
         )
         spacing, crop, folds = entry["spacing"], entry["crop"], entry["folds"]
@@ -338,7 +336,7 @@ def _coarser(mode: Mode, present: Mapping[int, Path]) -> FastPreset | None:
     return FastPreset(card=replace(_read(coarser, present), subset=None))
 
 
-def _read_part(part: Part, mode: Mode, present: Mapping[int, Path]) -> ModelCard:
+def _read_part(part: TaskNetwork, mode: Mode, present: Mapping[int, Path]) -> ModelCard:
     """Return the card of one network of a task."""
     dataset = part.dataset
     if dataset.number not in present:
@@ -385,7 +383,7 @@ def _folds(card: ModelCard, mode: Mode) -> tuple[Weights, ...]:
     return tuple(by_name[f"fold_{fold}"] for fold in mode.folds)
 
 
-def _structures(card: ModelCard, part: Part, mode: Mode) -> tuple[Structure, ...]:
+def _structures(card: ModelCard, part: TaskNetwork, mode: Mode) -> tuple[Structure, ...]:
     """Return the structures of a network by TotalSegmentator's names.
 
     Labels that the task does not have only help the network; they are removed from results.

@@ -15,7 +15,15 @@ from scanloom.core.process import blame, keep_memory_private, lacks_memory
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.relations import Relations
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug
-from scanloom.core.text import counted, did_you_mean, format_bytes, parse_bytes, printable
+from scanloom.core.text import (
+    counted,
+    did_you_mean,
+    format_bytes,
+    milliliters,
+    parse_bytes,
+    plain_number,
+    printable,
+)
 from scanloom.core.timing import CpuWall, StepTimer, format_duration
 from scanloom.core.volume import MODALITIES, Volume
 from scanloom.options import ComputeOptions, Gaps, Nan, Outputs, ReadOptions
@@ -56,7 +64,9 @@ __all__ = [
     "is_slug",
     "keep_memory_private",
     "lacks_memory",
+    "milliliters",
     "parse_bytes",
+    "plain_number",
     "printable",
     "settle_in",
     "slug",

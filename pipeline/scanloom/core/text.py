@@ -6,6 +6,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Final
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
@@ -63,6 +64,22 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.4g} {unit}"
     return f"{count:g} bytes"
+
+
+def plain_number(value: float, digits: int, sign: str = "") -> str:
+    """Return a number with its first digits, without an exponent: 12300, 0.00012.
+
+    `sign` is "+" for a number with its sign. Only numbers beyond all measures have an exponent.
+    """
+    text = f"{value:{sign}.{digits}g}"
+    return f"{Decimal(text):{sign}f}" if "e" in text and 1e-9 <= abs(value) < 1e12 else text
+
+
+def milliliters(volume: float) -> str:
+    """Return a volume in ml as text: 345.6, 0.082, < 0.001."""
+    if 0 < volume < 0.001:
+        return "< 0.001"
+    return f"{volume:.1f}" if volume >= 0.995 else f"{volume:.2g}"
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:

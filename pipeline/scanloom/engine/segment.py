@@ -297,7 +297,7 @@ class _CaseRegistry:
         if case.id not in self._folders:
             name = case.id
             if self.names == "source" and not case_folder(self.out, case.id).is_dir():
-                source = crosswalk.source_from_series(case.series, case.id)
+                source = crosswalk.source_from_series(case.series, case.id, case.phase)
                 taken = [*taken_names(self.out), *self._folders.values()]
                 name = crosswalk.folder_name(source, taken)
             self._folders[case.id] = name
@@ -316,7 +316,7 @@ class _CaseRegistry:
                 remove_failure(self.out, case.id)
             if self._unwritten and read_fingerprint(self.out) == self.fingerprint:
                 sources = [
-                    crosswalk.source_from_series(case.series, case.id)
+                    crosswalk.source_from_series(case.series, case.id, case.phase)
                     for case, _ in self._unwritten
                 ]
                 with private_folder(self.out, self.fingerprint) as private:
@@ -383,7 +383,7 @@ class _Segmenter:
                 record = failed_record(case.id, error)
             if record is None:
                 self._check_writable()
-                source = crosswalk.source_from_series(case.series, case.id)
+                source = crosswalk.source_from_series(case.series, case.id, case.phase)
                 with self._networks() as predictors:
                     record = run_case(prepared, predictors, target, clock, source=source)
                 done = record.reason is None

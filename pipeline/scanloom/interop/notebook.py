@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from scanloom.core import CaseRecord, Flag, Segmentation, Volume
+from scanloom.core import CaseRecord, Flag, Segmentation, Volume, milliliters
 from scanloom.core.grid import Index
 from scanloom.io.output.file_names import PREVIEW
 from scanloom.ops.label_maps import box_of_labels, union_of_boxes
@@ -129,13 +129,13 @@ def segmentation_html(segmentation: Segmentation) -> str:
         for structure in layer.structures:
             count = int(counts[structure.number]) if structure.number < len(counts) else 0
             volume_ml = count * segmentation.grid.voxel_volume / 1000
-            rows.append((structure.label, f"{volume_ml:.1f} ml"))
+            rows.append((structure.label, f"{milliliters(volume_ml)} ml"))
     return _page(repr(segmentation), _image(draw_labels(segmentation)), rows)
 
 
 def record_html(record: CaseRecord) -> str:
     """Return the preview of a case and the volumes of its structures."""
-    rows = [(m.label, f"{m.volume_ml:.1f} ml") for m in record.measurements]
+    rows = [(m.label, f"{milliliters(m.volume_ml)} ml") for m in record.measurements]
     picture = ""
     if record.folder is not None and (record.folder / PREVIEW).is_file():
         picture = _image((record.folder / PREVIEW).read_bytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,8 @@ from scanloom.own_python import is_ours, make_private_folder
 KEY_BYTES = 32
 ID_BYTES = 16
 """128 bits: no collision by chance among the scans of a million archives."""
+ID_FORM = re.compile("[a-z2-7]{26}")
+"""An ID as text."""
 END_BYTES = 1 << 16
 """Bytes of a file's head, and of its tail, in its fingerprint."""
 SAMPLE_COUNT = 16

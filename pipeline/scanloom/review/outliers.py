@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ReferenceRange
-from scanloom.core import Flag, Measurement
+from scanloom.core import Flag, Measurement, plain_number
 from scanloom.core.grid import Box
 from scanloom.review.scratch import Columns
 
@@ -410,15 +410,17 @@ def _outlier(m: Measurement, quantity: Quantity, value: float, cohort: Cohort) -
 def _described(m: Measurement, quantity: Quantity, is_high: bool) -> str:
     match quantity:
         case "volume":
-            return f"{_three_digits(m.volume_ml)} ml is {'large' if is_high else 'small'}"
+            return f"{plain_number(m.volume_ml, 3)} ml is {'large' if is_high else 'small'}"
         case "intensity":
-            return f"mean {_three_digits(m.mean or 0.0)} {m.unit} is {'high' if is_high else 'low'}"
+            return (
+                f"mean {plain_number(m.mean or 0.0, 3)} {m.unit} is {'high' if is_high else 'low'}"
+            )
         case "parts":
             return f"{m.components} separate parts"
 
 
 def _expected(usual: Distribution) -> str:
-    low, high = (_three_digits(value) for value in usual.usual)
+    low, high = (plain_number(value, 3) for value in usual.usual)
     if usual.quantity == "parts":
         return f"usually up to {math.floor(usual.usual[1])}"
     origin = "reference range" if usual.source else "usually"
@@ -437,7 +439,8 @@ def _of_pairs(measurements: Sequence[Measurement], axes: str) -> list[Finding]:
         pair = _name(m).replace("left", "left/right")
         if small >= MIN_PAIR_ML and large / small >= IMBALANCE_RATIO:
             text = (
-                f"{_three_digits(m.volume_ml)} ml left, {_three_digits(right.volume_ml)} ml right"
+                f"{plain_number(m.volume_ml, 3)} ml left, "
+                f"{plain_number(right.volume_ml, 3)} ml right"
             )
             weight = _WEIGHT["imbalance"]
             findings.append(Finding("imbalance", pair, weight, text, subjects=(m, right)))
@@ -460,8 +463,3 @@ def _is_swapped(left_box: Box, right_box: Box, axes: str) -> bool:
 
 def _name(m: Measurement) -> str:
     return m.label.replace("_", " ")
-
-
-def _three_digits(value: float) -> str:
-    """Return a number with three significant digits, without an exponent."""
-    return f"{float(f'{value:.3g}'):.12g}"

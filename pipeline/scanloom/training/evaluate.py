@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, did_you_mean
 from scanloom.engine.results.tables import write_table
+from scanloom.io.output.crosswalk import path_text
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.measurements import SIGNIFICANT_DIGITS
@@ -55,7 +56,7 @@ COMPARED: Final[tuple[Figure, ...]] = ("dice", "hd95_mm", "nsd")
 
 
 @dataclass(frozen=True)
-class Row:
+class StructureRow:
     """Agreement of one structure of one case.
 
     Parameters
@@ -144,7 +145,7 @@ class Evaluation:
     """
 
     tolerance_mm: float
-    rows: tuple[Row, ...]
+    rows: tuple[StructureRow, ...]
     left_out: tuple[LeftOut, ...]
     structures: tuple[str, ...]
     not_compared: Mapping[str, tuple[str, ...]]
@@ -282,7 +283,7 @@ def _compare_all(
 
 def _rows(
     compared: Sequence[tuple[_Pair, _Comparison]], compare: Callable[..., _Comparison]
-) -> list[Row]:
+) -> list[StructureRow]:
     """Return the rows of all cases, also of structures that only other cases show to be due."""
     found: dict[Side, set[str]] = defaultdict(set)
     for pair, result in compared:
@@ -300,7 +301,9 @@ def _rows(
             absent = Agreement(0.0, 0.0, math.nan)
             agreements |= dict.fromkeys(every - agreements.keys(), absent)
         of_case = pair.reference.name, pair.patient
-        rows += [Row(pair.case, pair.side, name, a, *of_case) for name, a in agreements.items()]
+        rows += [
+            StructureRow(pair.case, pair.side, name, a, *of_case) for name, a in agreements.items()
+        ]
     rows.sort(key=lambda row: (row.side, row.case, _by_number(row.structure)))
     return rows
 
@@ -346,7 +349,7 @@ def _public_names(sets: Mapping[Side, LabelSet], references: LabelSet) -> dict[i
         kinds["against"] = sets["second"]
     has_ids = any(each.pseudonymous for each in kinds.values())
     return {
-        id(case): f"{kind} {n}" if has_ids and not cases.pseudonymous else case.name
+        id(case): f"{kind} {n}" if has_ids and not cases.pseudonymous else path_text(case.name)
         for kind, cases in kinds.items()
         for n, case in enumerate(cases.cases, 1)
     }
@@ -671,7 +674,7 @@ def _union(boxes: Sequence[Slices]) -> Slices:
 # --- statistics -----------------------------------------------------------------------------------
 
 
-def _present(rows: Sequence[Row]) -> dict[tuple[Side, str], list[Agreement]]:
+def _present(rows: Sequence[StructureRow]) -> dict[tuple[Side, str], list[Agreement]]:
     """Return agreements by side and structure, without cases that have it in neither mask."""
     groups: dict[tuple[Side, str], list[Agreement]] = defaultdict(list)
     for row in rows:
@@ -711,9 +714,11 @@ def _difference(first: Agreement, second: Agreement, figure: Figure) -> float:
     return float(values[0] - values[1])
 
 
-def _differences(rows: Sequence[Row], structures: Sequence[str]) -> tuple[FigureDifference, ...]:
+def _differences(
+    rows: Sequence[StructureRow], structures: Sequence[str]
+) -> tuple[FigureDifference, ...]:
     """Return first minus second of each figure, for each structure and the mean over all."""
-    sides: dict[Side, dict[tuple[str, str], Row]] = {
+    sides: dict[Side, dict[tuple[str, str], StructureRow]] = {
         side: {(r.reference, r.structure): r for r in rows if r.side == side}
         for side in ("first", "second")
     }

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.codes import color
-from scanloom.core import Flag, Grid, ScanError, Volume, counted
+from scanloom.core import Flag, Grid, ScanError, Volume, counted, plain_number
 from scanloom.review.label_files import on_grid
 from scanloom.review.preview import slicing
 from scanloom.review.preview.content import acquired_axis
@@ -27,8 +27,8 @@ from scanloom.training.evaluate import (
     Evaluation,
     Figure,
     Region,
-    Row,
     Side,
+    StructureRow,
     StructureSummary,
     match_structures,
     read_pair,
@@ -79,7 +79,7 @@ class Picture:
 class WorstCase:
     """A case with its worst structure, and its pictures."""
 
-    row: Row
+    row: StructureRow
     pictures: tuple[tuple[str, Picture], ...]
 
 
@@ -163,7 +163,9 @@ def _charts(evaluation: Evaluation) -> Iterator[tuple[str, Picture]]:
             else:
                 for value in numbers:
                     chart.dot(row, value, 4, opacity="0.7")
-        medians = (f"{k}: median {np.median(v):.3g}" for k, v in values.items() if v)
+        medians = (
+            f"{k}: median {plain_number(float(np.median(v)), 3)}" for k, v in values.items() if v
+        )
         title = {"dice": "Dice", "hd95_mm": "HD95 where both have the structure"}.get(
             figure, f"Normalised surface distance at {evaluation.tolerance_mm:g} mm"
         )
@@ -197,15 +199,15 @@ def _volume_plot(summary: StructureSummary, agreements: Sequence[Agreement]) -> 
         "error, ml",
     )
     plot.level(0.0, _INK)
-    plot.level(mean_error, _DOT, f"mean {mean_error:+.3g}")
+    plot.level(mean_error, _DOT, f"mean {plain_number(mean_error, 3, '+')}")
     for limit in limits:
-        plot.level(limit, _SOFT, f"{limit:+.3g}")
+        plot.level(limit, _SOFT, plain_number(limit, 3, "+"))
     for mean, error in zip(means, errors, strict=True):
         plot.dot(mean, error)
     text = f"mean error {_number(mean_error, 2, '+')} ml"
     if summary.limits_ml is not None:
-        low, high = summary.limits_ml
-        text += f", limits of agreement {low:+.3g} to {high:+.3g} ml"
+        low, high = (plain_number(limit, 3, "+") for limit in summary.limits_ml)
+        text += f", limits of agreement {low} to {high} ml"
     title = summary.structure.replace("_", " ")
     if summary.side == "second":
         title += f" ({SIDE_TITLES['second']})"
@@ -243,11 +245,11 @@ class _Plot:
         for value in _ticks(across):
             x, low = self._x(value), PLOT_HEIGHT - BOTTOM
             self._path(x, low, x, low + 4, _INK)
-            self._text(x, low + 14, f"{value:g}", "middle")
+            self._text(x, low + 14, plain_number(value, 6), "middle")
         for value in _ticks(up):
             y = self._y(value)
             self._path(LEFT - 4, y, LEFT, y, _INK)
-            self._text(LEFT - 7, y, f"{value:g}", "end")
+            self._text(LEFT - 7, y, plain_number(value, 6), "end")
         self._text((LEFT + RIGHT) / 2, PLOT_HEIGHT - 8, name_x, "middle")
         middle = (TOP + PLOT_HEIGHT - BOTTOM) / 2
         self._text(10, middle, name_y, "middle", transform=f"rotate(-90 10 {middle:g})")
@@ -300,7 +302,7 @@ def _worst_cases(evaluation: Evaluation, labels: Names | None) -> Iterator[Worst
     rows = [r for r in evaluation.rows if r.side == "first" and r.agreement.outcome != "absent"]
     # of structures without overlap, the largest error comes first
     rows.sort(key=lambda r: (r.agreement.dice, -abs(r.agreement.volume_error_ml), r.case))
-    worst: dict[str, Row] = {}
+    worst: dict[str, StructureRow] = {}
     for row in rows:
         worst.setdefault(row.case, row)
     for row in list(worst.values())[:MAX_PICTURES]:
@@ -312,7 +314,7 @@ def _worst_cases(evaluation: Evaluation, labels: Names | None) -> Iterator[Worst
 
 
 def _pictures(
-    row: Row, evaluation: Evaluation, labels: Names | None
+    row: StructureRow, evaluation: Evaluation, labels: Names | None
 ) -> tuple[tuple[str, Picture], ...]:
     """Return title and picture of the reference and of each prediction, in one slice."""
     of_case = evaluation.pairs[row.case]

@@ -58,6 +58,21 @@ def test_a_section_is_for_one_command(study: Path, tiny_model: Path, tmp_path: P
     assert planned(study, "--config", config) == "here"
 
 
+def test_a_flag_of_a_default_is_unset_by_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "options.yaml"
+    config.write_text("json: yes\n")
+    of_file = ["models", "show", "ct_tissue", "--config", str(config)]
+    assert scanloom(*of_file).out.startswith("{")
+    assert not scanloom(*of_file, "--no-json").out.startswith("{")
+    monkeypatch.setenv("SCANLOOM_JSON", "1")
+    assert not scanloom(*of_file, "--no-json").out.startswith("{")
+    assert "--no-json" not in scanloom("models", "show", "--help").out
+    refused = scanloom("models", "show", "ct_tissue", "--no-config")
+    assert refused.code == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -407,6 +407,10 @@ def test_questions_make_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     again = scanloom("models", "new", folder)
     assert again.code != 0
     assert "already" in again.err
+    for path in (folder / "card.yaml", folder / "card.yaml" / "new"):
+        ended = scanloom("models", "new", path)  # before the first question
+        assert ended.code == 2
+        assert "Title" not in ended.err
 
 
 def test_a_bundle_makes_the_card_of_its_network(tmp_path: Path) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from scanloom.core import did_you_mean, format_bytes, parse_bytes, printable
+from scanloom.core import (
+    did_you_mean,
+    format_bytes,
+    milliliters,
+    parse_bytes,
+    plain_number,
+    printable,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +81,22 @@ def test_other_text_is_not_a_size(size: object) -> None:
 )
 def test_bytes_are_formatted_in_binary_units(count: float, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345, "12300"), (1e5, "100000"), (-5e-5, "-0.00005"), (0.25, "0.25"), (4.2e32, "4.2e+32")],
+)
+def test_numbers_for_readers_have_no_exponent(value: float, text: str) -> None:
+    assert plain_number(value, 3) == text
+    assert plain_number(value, 3, "+").lstrip("+") == text
+
+
+@pytest.mark.parametrize(
+    ("volume", "text"), [(345.6, "345.6"), (0.04, "0.04"), (5e-5, "< 0.001"), (0, "0")]
+)
+def test_a_small_structure_has_a_volume(volume: float, text: str) -> None:
+    assert milliliters(volume) == text
 
 
 @pytest.mark.parametrize(

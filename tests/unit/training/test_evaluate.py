@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import unicodedata
 from contextlib import closing
@@ -126,6 +127,14 @@ def test_an_umlaut_of_two_characters_is_that_of_one(tmp_path: Path) -> None:
         save(tmp_path / folder / unicodedata.normalize(form, "Ümlaut.nii.gz"), two_boxes())
     assert run(tmp_path, "predictions", "references").code == 0
     assert {row["case"] for row in table(tmp_path)} == {"Ümlaut"}
+
+
+def test_a_name_that_is_not_utf_8_is_a_name(tmp_path: Path) -> None:
+    for folder in ("references", "predictions"):
+        saved = save(tmp_path / folder / "case.nii.gz", two_boxes())
+        saved.rename(saved.with_name(os.fsdecode(b"a\xff.nii.gz")))
+    assert run(tmp_path, "predictions", "references").code == 0
+    assert {row["case"] for row in table(tmp_path)} == {"a\\xff"}
 
 
 def test_axes_in_another_order_are_the_same_grid(tmp_path: Path) -> None:

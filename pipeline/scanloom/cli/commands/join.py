@@ -59,11 +59,16 @@ def join(
     with error_boundary(general.mode):
         from scanloom.io.output.join_sources import join_csv, read_ids
         from scanloom.io.system.atomic_write import check_replaceable
+        from scanloom.io.system.disk_errors import output_error
 
         _check_target(out, to)
         # Before the ids are looked up: a long search must not end with a file that can't be written
         if to is not None:
             check_replaceable(to, "the joined table")
+            try:
+                to.parent.stat()
+            except OSError as exc:
+                raise output_error(exc, "the joined table") from exc
         key = check_holder(out, crosswalk.key)
         ids = read_ids(table, column)
         find_sources = _finder(out, ids, key)
@@ -82,6 +87,8 @@ def join(
 def _finder(out: Path, ids: pa.Array, key: bytes) -> FindSources:
     """Return a function that finds the sources of case ids and file ids (N,), many at a time.
 
+    So it does of the names of case folders, which tables have where folders are named by source.
+
     The newest source of an id counts. A copy of a file that has none has that of the first.
     """
     import pyarrow as pa
@@ -95,9 +102,12 @@ def _finder(out: Path, ids: pa.Array, key: bytes) -> FindSources:
 
     columns = ("id", *SOURCE_COLUMNS)
     cases = source_rows(out, ids, columns)
-    is_case = compute.is_in(ids, value_set=cases.column("id"))
-    of_files = find_files_of(out, ids.filter(compute.invert(is_case)).to_pylist(), key)
+    rest = _without(ids, pa.chunked_array([*cases.column("id").chunks, [""]], pa.string()))
+    named = source_rows(out, rest, ("folder", *SOURCE_COLUMNS))
+    named = named.filter(compute.is_in(named.column("folder"), value_set=rest))
+    of_files = find_files_of(out, _without(rest, named.column("folder")).to_pylist(), key)
     files = [{name: getattr(source, name) for name in columns} for _, source in of_files]
+    cases = pa.concat_tables([cases, named.rename_columns(columns)])
     rows = pa.concat_tables([cases, pa.Table.from_pylist(files, cases.schema)]).combine_chunks()
     copies = pa.array([1] * len(cases) + [copy for copy, _ in of_files], pa.int64())
     last, sources = len(rows) - 1, rows.select(list(SOURCE_COLUMNS))
@@ -119,6 +129,13 @@ def _finder(out: Path, ids: pa.Array, key: bytes) -> FindSources:
         return sources.take(found)
 
     return find
+
+
+def _without(ids: pa.Array, known: pa.ChunkedArray) -> pa.Array:
+    """Return the ids (N,) that are not known."""
+    from pyarrow import compute
+
+    return ids.filter(compute.invert(compute.is_in(ids, value_set=known)))
 
 
 def _check_target(out: Path, to: Path | None) -> None:

@@ -324,7 +324,11 @@ def new(
         from scanloom.convert.store import find_model
         from scanloom.core import ScanError, printable
 
-        file = folder / CARD_YAML
+        file, whole = folder / CARD_YAML, folder.absolute()
+        existing = next(each for each in (whole, *whole.parents) if each.exists())
+        if not existing.is_dir():  # before the questions
+            shown = f"{printable(str(existing))} is not a folder"
+            raise typer.BadParameter(shown, param_hint="'FOLDER'")
         if file.exists():
             raise typer.BadParameter(f"{printable(str(file))} is there already")
         text = card_like(find_model(like)) if like else card_of_answers(_ask_card(folder))

@@ -83,6 +83,8 @@ def segment(
     """
     with error_boundary(general.mode, resumable=True):
         paths = scans.all_paths
+        if call.dry_run and is_typed("profile"):
+            raise typer.BadParameter("give it without --dry-run", param_hint="'--profile'")
         options = _of_a_file(options)
         if not options.models:
             options = replace(options, models=(_default_model(paths, options, general.mode),))
@@ -250,7 +252,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from scanloom.core import printable
+    from scanloom.core import milliliters, printable
     from scanloom.io.output.single_file import document_of
 
     several = len({m.model for m in record.measurements}) > 1
@@ -262,7 +264,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
         mean, sd = (shown_intensity(value, m.unit) for value in (m.mean, m.sd))
         # flags of the whole case are printed once, below the table
         flags = " ".join(f.code for f in m.flags if f not in record.flags)
-        row = [m.label, f"{m.volume_ml:.1f}", mean, sd, m.unit, flags]
+        row = [m.label, milliliters(m.volume_ml), mean, sd, m.unit, flags]
         table.add_row(*([m.model] if several else []), *row)
     screen = console()
     screen.print(f"{printable(str(path))}: case {record.id}")

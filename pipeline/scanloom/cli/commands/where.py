@@ -27,6 +27,7 @@ SHOWN = (
     ("series_uid", "series UID"),
     ("series_number", "series"),
     ("series_description", "description"),
+    ("phase", "phase"),
     ("folder", "case folder"),
 )
 
@@ -55,10 +56,15 @@ def where(
     """
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
+        from scanloom.io.output.crosswalk import find_sources
 
         key = check_holder(crosswalk.out, crosswalk.key)
-        requested = list(dict.fromkeys(text.strip().lower() for text in ids))
-        sources = [source for _, source in find_all(crosswalk.out, requested, key)]
+        texts = dict.fromkeys(text.strip() for text in ids)
+        named = find_sources(crosswalk.out, sorted(texts.keys() - {""}), "folder")
+        folders = {source.folder for source in named}
+        requested = list(dict.fromkeys(t.lower() for t in texts if t not in folders))
+        of_ids = (source for _, source in find_all(crosswalk.out, requested, key))
+        sources = list(dict.fromkeys([*named, *of_ids]))
         unknown = [text for text in requested if text not in {source.id for source in sources}]
         if not sources:
             raise ScanError(Reason.ID_UNKNOWN, _why_unknown(crosswalk.out, requested))

@@ -18,13 +18,13 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import CARD_FILE, read_card
 from scanloom.convert.conversion import convert_model
 from scanloom.convert.download.sources import (
-    TASK_FILE,
     Downloads,
     Gathered,
     Progress,
     Source,
     find_source,
 )
+from scanloom.convert.files import TASK_FILE
 from scanloom.convert.provenance import (
     Provenance,
     check_files,

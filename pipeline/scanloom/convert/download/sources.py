@@ -35,13 +35,11 @@ from scanloom.convert.download.transfer import (
     fetch,
     stated_size,
 )
-from scanloom.convert.files import damaged, unsafe
+from scanloom.convert.files import TASK_FILE, damaged, unsafe
 from scanloom.convert.provenance import Digest
 from scanloom.convert.unread import unread_error
 from scanloom.core import Reason, ScanError, did_you_mean, format_bytes, printable
 
-TASK_FILE: Final = "totalsegmentator.json"
-"""Name of a file that states the task for which TotalSegmentator's datasets were downloaded."""
 _MAX_PATH_CHARACTERS: Final = 4096
 
 Progress = Callable[[str, int, int | None], None]

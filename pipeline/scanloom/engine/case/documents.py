@@ -46,6 +46,7 @@ def case_json(segmented: SegmentedCase, present: Collection[str] = ()) -> dict[s
             "kind": case.series.kind,
             "files": len(case.series.files),
             "hash": case.source_hash,
+            **({} if case.phase is None else {"phase": case.phase}),
             "modality": volume.modality,
             "unit": volume.unit,
             **({"nan_as": volume.padding} if Flag.NAN_PADDED in volume.flags else {}),

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError, counted, did_you_mean
 from scanloom.engine.listen.nodes import check_installed, dicom_address, make_finder, web_address
-from scanloom.engine.listen.rows import COLUMNS, Question, Row, several_patients
+from scanloom.engine.listen.rows import COLUMNS, FetchRow, Question, several_patients
 from scanloom.engine.listen.site import Site, Source
-from scanloom.engine.listen.spool import STUDIES, SUFFIX, Draft, Spool
+from scanloom.engine.listen.spool import STUDIES, SUFFIX, IncomingFile, Spool
 from scanloom.io.dicom.header.header import pydicom_muted
 from scanloom.io.dicom.instance import Instance
 from scanloom.io.identity import key_fingerprint, study_id
@@ -63,7 +63,7 @@ class StudyFetched:
 
     Parameters
     ----------
-    row : Row
+    row : FetchRow
     study : str
         StudyInstanceUID, or "".
     series : tuple of Path
@@ -75,7 +75,7 @@ class StudyFetched:
     detail : str
     """
 
-    row: Row
+    row: FetchRow
     study: str = ""
     series: tuple[Path, ...] = ()
     instances: int = 0
@@ -140,7 +140,7 @@ def fetch(
     site: Site,
     source: Source,
     out: Path,
-    rows: Sequence[Row] | None,
+    rows: Sequence[FetchRow] | None,
     question: Question,
     key: Path | None = None,
     tell: Tell = lambda text: None,
@@ -153,7 +153,7 @@ def fetch(
     source : Source
     out : Path
         The output folder.
-    rows : sequence of Row or None
+    rows : sequence of FetchRow or None
         None for all that matches the question.
     question : Question
     key : Path or None
@@ -255,19 +255,19 @@ class _Intake:
     def __init__(self, work: _Fetch, study: str, series: str, pulse: Pulse) -> None:
         self._work, self.study, self.series, self.pulse = work, study, series, pulse
         self.error = OSError()
-        self._drafts: list[Draft] = []
+        self._drafts: list[IncomingFile] = []
 
     def has_room(self) -> bool:
         """Return whether something may be received."""
         return self._work.spool.has_room()
 
-    def draft(self) -> Draft:
+    def draft(self) -> IncomingFile:
         """Begin a data set."""
         draft = self._work.spool.draft(self.pulse.add)
         self._drafts.append(draft)
         return draft
 
-    def keep(self, draft: Draft, instance: Instance, sender: str) -> str:
+    def keep(self, draft: IncomingFile, instance: Instance, sender: str) -> str:
         """Keep an object of the series; OSError, `UnwantedError`."""
         from scanloom.io.network.data_sets import UnwantedError
 
@@ -304,7 +304,7 @@ class _Landing:
         """Return whether something may be received."""
         return self._spool.has_room()
 
-    def draft(self) -> Draft:
+    def draft(self) -> IncomingFile:
         """Begin a data set: of which series it is, is not known yet."""
         return self._spool.draft(self._heard)
 
@@ -312,7 +312,7 @@ class _Landing:
         for intake in list(self.intakes.values()):
             intake.pulse.add(count)
 
-    def keep(self, draft: Draft, instance: Instance, sender: str) -> str:
+    def keep(self, draft: IncomingFile, instance: Instance, sender: str) -> str:
         """Keep an object of a series that was asked for; OSError, `UnwantedError`."""
         from scanloom.io.network.data_sets import UnwantedError
 
@@ -411,7 +411,7 @@ class _Fetch:
         if self._receiver is not None:
             self._receiver.stop(1.0)
 
-    def ask(self, question: Question) -> list[Row]:
+    def ask(self, question: Question) -> list[FetchRow]:
         """Return a row for each study that may match a question.
 
         Raises
@@ -431,11 +431,11 @@ class _Fetch:
             raise ScanError(_reason_of(exc), f"{self.source.name}: {exc.reason}") from exc
         uids = sorted({each.study for each in found})
         return [
-            Row(number, {}, replace(keys, study=uid), question)
+            FetchRow(number, {}, replace(keys, study=uid), question)
             for number, uid in enumerate(uids, 1)
         ]
 
-    def fetch(self, rows: Sequence[Row]) -> Iterator[list[StudyFetched]]:
+    def fetch(self, rows: Sequence[FetchRow]) -> Iterator[list[StudyFetched]]:
         """Yield what became of each row, as they end.
 
         Raises
@@ -462,7 +462,7 @@ class _Fetch:
                 self.__exit__()
                 raise
 
-    def _row(self, row: Row) -> list[StudyFetched]:
+    def _row(self, row: FetchRow) -> list[StudyFetched]:
         """Fetch what a row names."""
         from scanloom.io.network.peer import PeerError, UnreachableError
 
@@ -505,7 +505,7 @@ class _Fetch:
             self._tell(f"{number}: {done.detail} ({done.reason.code})")
         return done
 
-    def _list_series(self, finder: Finder, row: Row, found: StudyFound) -> list[_SeriesState]:
+    def _list_series(self, finder: Finder, row: FetchRow, found: StudyFound) -> list[_SeriesState]:
         """Return the series of a study that are wanted, with what the source says of them."""
         from scanloom.io.network.peer import NotOfferedError, RefusedError
 
@@ -523,7 +523,7 @@ class _Fetch:
             wanted.append(_SeriesState(folder, classes, each.instances, each.modality))
         return wanted
 
-    def _study(self, row: Row, study: str, wanted: Sequence[_SeriesState]) -> StudyFetched:
+    def _study(self, row: FetchRow, study: str, wanted: Sequence[_SeriesState]) -> StudyFetched:
         """Fetch what is missing of series; a fault of one does not stop the others."""
         from scanloom.io.network.peer import PeerError
 
@@ -727,7 +727,7 @@ def _reason_of(error: Exception) -> Reason:
     return Reason.SOURCE_AWAY if isinstance(error, UnreachableError) else Reason.NOT_FETCHED
 
 
-def _fault_of(row: Row, found: Sequence[StudyFound]) -> StudyFetched | None:
+def _fault_of(row: FetchRow, found: Sequence[StudyFound]) -> StudyFetched | None:
     """Return why what was found for a row is not fetched; None if it is."""
     if not found:
         detail = "the source has nothing that matches"

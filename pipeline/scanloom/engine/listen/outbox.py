@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
@@ -37,6 +36,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.header.header import read_elements
 from scanloom.io.dicom.instance import read_instance
 from scanloom.io.dicom.uids import is_uid
+from scanloom.io.identity import ID_FORM
 from scanloom.io.output.audit import audit_trail
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json, write_document
@@ -57,7 +57,6 @@ REPLACED = "replaced"
 MOST_WAITING_S = 3600.0
 """A scan that was read may have waited so long for its device."""
 _STALE_S = 3600.0
-_CASE_ID = re.compile("[a-z2-7]{26}")
 
 _Stamp = tuple[int, int]
 """Time of change, in ns, and inode: two states of a line may have been written in one tick."""
@@ -511,4 +510,4 @@ def _line_of(path: Path, case_folder: Path, target: str, begun: float) -> Line:
 
 def case_name(line: Line, before: str = "") -> str:
     """Return the id of a line's case; `--names source` names some by their patients."""
-    return before + line.case if _CASE_ID.fullmatch(line.case) else "a case named by its source"
+    return before + line.case if ID_FORM.fullmatch(line.case) else "a case named by its source"

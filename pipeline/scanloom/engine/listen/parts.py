@@ -127,7 +127,7 @@ def start_part(
     return process
 
 
-class Part:
+class ListenPart:
     """A part, which is started again whenever it ends; used by one thread.
 
     Parameters
@@ -242,12 +242,14 @@ def keep_parts(
         Why one of them can't be started the first time.
     """
     selector = selectors.DefaultSelector()
-    parts: list[Part] = []
+    parts: list[ListenPart] = []
     told = False
     try:
         site = setup.site
         roles = {RECEIVER: True, WORKER: site.rules, DELIVERY: site.targets, PAGE: True}
-        parts += [Part(role, setup, selector) for role, is_needed in roles.items() if is_needed]
+        parts += [
+            ListenPart(role, setup, selector) for role, is_needed in roles.items() if is_needed
+        ]
         while not end_requested():
             for selected, _ in selector.select(LOOK_S) if selector.get_map() else ():
                 selected.data.read()
@@ -269,7 +271,7 @@ def keep_parts(
         selector.close()
 
 
-def _stop(parts: Sequence[Part], selector: selectors.BaseSelector, patience: float) -> None:
+def _stop(parts: Sequence[ListenPart], selector: selectors.BaseSelector, patience: float) -> None:
     """Ask all parts to end, and kill those that do not."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, PATIENCE_S)):
         deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""`Row`: what is to be fetched, from a table of accession numbers or UIDs."""
+"""`FetchRow`: what is to be fetched, from a table of accession numbers or UIDs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class FetchRow:
     """A row of a table, or a study that answers a question.
 
     Parameters
@@ -94,7 +94,7 @@ def read_date(text: str) -> str:
     return digits
 
 
-def read_rows(path: Path, question: Question) -> list[Row]:
+def read_rows(path: Path, question: Question) -> list[FetchRow]:
     """Read the rows of a CSV or Parquet table; one that can't be asked for has its fault.
 
     Raises
@@ -120,7 +120,7 @@ def read_rows(path: Path, question: Question) -> list[Row]:
     ]
 
 
-def _row(number: int, cells: Mapping[str, str], question: Question) -> Row:
+def _row(number: int, cells: Mapping[str, str], question: Question) -> FetchRow:
     from scanloom.io.network.source import Keys
 
     dates, fault = question.dates, _fault(cells)
@@ -143,7 +143,7 @@ def _row(number: int, cells: Mapping[str, str], question: Question) -> Row:
         dates=dates,
         modalities=modalities,
     )
-    return Row(number, cells, keys, Question(dates, modalities, question.words), fault)
+    return FetchRow(number, cells, keys, Question(dates, modalities, question.words), fault)
 
 
 def _fault(cells: Mapping[str, str]) -> str:

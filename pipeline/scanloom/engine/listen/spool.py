@@ -85,7 +85,7 @@ class Arrival:
     sender: str
 
 
-class Draft:
+class IncomingFile:
     """A data set on its way: an open file in `incoming`.
 
     After an error, such as a full disk, it takes all further bytes and forgets them, so that the
@@ -233,11 +233,11 @@ class Spool:
         free = shutil.disk_usage(self.folder).free
         return free > max(self._reserve, 2 * self._largest)
 
-    def draft(self, heard: Callable[[int], None] = lambda count: None) -> Draft:
+    def draft(self, heard: Callable[[int], None] = lambda count: None) -> IncomingFile:
         """Begin a data set."""
-        return Draft(self._incoming / f"{secrets.token_hex(8)}.part", self, heard)
+        return IncomingFile(self._incoming / f"{secrets.token_hex(8)}.part", self, heard)
 
-    def keep(self, draft: Draft, instance: Instance, sender: str) -> Kept:
+    def keep(self, draft: IncomingFile, instance: Instance, sender: str) -> Kept:
         """Keep an object that is complete; it is on the disk when this returns.
 
         Raises

@@ -417,7 +417,7 @@ def record_sources(out: Path, fingerprint: str, cases: RunCases) -> None:
         out,
         fingerprint,
         (
-            crosswalk.source_from_series(case.series, case.id)
+            crosswalk.source_from_series(case.series, case.id, case.phase)
             for case in itertools.chain(cases.cases(), cases.copies)
         ),
     )

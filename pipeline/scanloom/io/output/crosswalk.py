@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.formats import VOLUME_SUFFIXES
@@ -87,6 +87,8 @@ class SourceRecord:
     study_uid, series_uid, patient_id, patient_name, accession_number, study_date, series_number,
     series_description : str
         Values of the DICOM header; empty if missing, and for other formats.
+    phase : str
+        Number of the volume in a series with several, from 0; else empty, as in older rows.
     """
 
     id: str
@@ -102,13 +104,17 @@ class SourceRecord:
     study_date: str = ""
     series_number: str = ""
     series_description: str = ""
+    phase: str = ""
 
 
 COLUMNS = tuple(field.name for field in fields(SourceRecord))
 
 
-def source_from_series(series: Series, case_id: str) -> SourceRecord:
-    """Return the source of a series. For DICOM, the header of one readable file is read."""
+def source_from_series(series: Series, case_id: str, phase: int | None = None) -> SourceRecord:
+    """Return the source of a series, or of a volume of it (`phase`).
+
+    For DICOM, the header of one readable file is read.
+    """
     attributes = _header_attributes(series.files) if series.kind == DICOM else {}
     return SourceRecord(
         id=case_id,
@@ -117,6 +123,7 @@ def source_from_series(series: Series, case_id: str) -> SourceRecord:
         files=len(series.files),
         study_uid=series.study_uid,
         series_uid=series.series_uid,
+        phase="" if phase is None else str(phase),
         **attributes,
     )
 
@@ -167,21 +174,26 @@ def gather_sources(private: Path, sources: Sequence[SourceRecord] = ()) -> None:
     lines.unlink(missing_ok=True)  # after the table has them
 
 
-def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
-    """Return the rows of OUT's crosswalk that have one of these ids, oldest first.
+def find_sources(
+    out: Path, ids: Sequence[str], column: Literal["id", "folder"] = "id"
+) -> tuple[SourceRecord, ...]:
+    """Return the rows of OUT's crosswalk that have one of these ids, or folders, oldest first.
 
     Raises
     ------
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    return _rows(_read(out, wanted=("id", ids)))
+    return _rows(_read(out, wanted=(column, ids)))
 
 
 def source_rows(out: Path, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
-    """Return columns of the rows with one of these ids (N,); of all rows if these are many."""
+    """Return columns of the rows with one of these ids (N,); of all rows if these are many.
+
+    The ids are values of the first column: of `id`, or `folder`.
+    """
     is_few = len(ids) < GROUP_ROWS
-    return _read(out, columns, ("id", ids.to_pylist()) if is_few else None)
+    return _read(out, columns, (columns[0], ids.to_pylist()) if is_few else None)
 
 
 def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
@@ -351,6 +363,9 @@ def _groups(
                 rows = _filtered(file.read_row_group(n, sorted(names), use_threads=False), wanted)
                 if unwanted is not None:
                     rows = rows.filter(compute.invert(_holds(rows, *unwanted)))
+                if "phase" in columns and tuple(file.schema_arrow.names) == COLUMNS[:-1]:
+                    # of a version before
+                    rows = rows.append_column("phase", pa.repeat("", len(rows)))
                 rows = rows.select(list(columns))
                 yield rows.cast(pa.schema([schema.field(name) for name in columns]))
     except read_errors() as exc:

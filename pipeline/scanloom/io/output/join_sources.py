@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.output.measurements import FORMULA_PREFIXES, escape_formula
+from scanloom.io.output.measurements import (
+    FLOAT_COLUMNS,
+    FORMULA_PREFIXES,
+    INTEGER_COLUMNS,
+    escape_formula,
+    unescape_formula,
+)
 from scanloom.io.output.parquet_file import open_parquet, read_errors, write_parquet
 from scanloom.io.system.regular_files import open_regular_file
 
@@ -22,8 +28,12 @@ ID_COLUMNS = ("case", "case_id", "id")
 """Names of the id column; the first that the table has is used."""
 FILE_COLUMN = "file"
 """Column of file ids in a manifest; those of files without a case are looked up too."""
-SOURCE_COLUMNS = ("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path")
+SOURCE_COLUMNS = (
+    *("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path", "phase"),
+)
 """Columns of the crosswalk that are added, with the prefix `source_`."""
+
+_ADDED = tuple(f"source_{name}" for name in SOURCE_COLUMNS)
 
 FindSources = Callable[["pa.Array", "pa.Array"], "pa.Table"]
 """Returns the `SOURCE_COLUMNS` of ids (N,), null if unknown; the numbers (N,) distinguish copies of
@@ -31,8 +41,12 @@ a file, from 1."""
 ReadColumns = Callable[[Sequence[str]], Iterator["pa.RecordBatch"]]
 
 _COPY = "copy"
+_FEATURES = ("morph_", "stat_", "ih_", "cm_", "rlm_", "szm_", "ngt_")
+"""Beginnings of the columns of radiomics."""
 _MAX_CELL = 1 << 24
 _QUOTED = '[,"\r\n]'
+_NUMBER = r"^([+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?)?$"
+"""Cells of a column of numbers; one with zeros before it may be a code."""
 _STANDS_OUT = f"^[{''.join(map(re.escape, FORMULA_PREFIXES))}]|{_QUOTED}"
 """Cells that may be a formula, or have to be quoted."""
 BATCH_ROWS = 250_000
@@ -57,7 +71,7 @@ class JoinedColumns:
     @property
     def all(self) -> tuple[str, ...]:
         """All columns of the joined table, in order."""
-        return (*self.kept, *(f"source_{name}" for name in SOURCE_COLUMNS))
+        return (*self.kept, *_ADDED)
 
 
 def read_ids(path: Path, column: str | None = None) -> pa.Array:
@@ -81,6 +95,8 @@ def read_ids(path: Path, column: str | None = None) -> pa.Array:
 def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Return the column names and the rows, as text, of a CSV (UTF-8, commas) or Parquet table.
 
+    The apostrophe before a cell of a CSV that a spreadsheet would execute is no part of its text.
+
     Raises
     ------
     ScanError
@@ -90,13 +106,14 @@ def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         table = _read_parquet(path)
         return list(table.column_names), list(_text_rows(table))
     with _csv_rows(path) as (names, rows):
-        return names, list(rows)
+        return names, [{n: unescape_formula(cell) for n, cell in row.items()} for row in rows]
 
 
 def join_csv(path: Path, find_sources: FindSources, file: TextIO, column: str | None = None) -> int:
     """Write a table as CSV with the source of each row; return the count of unknown ids.
 
-    A row without an id, such as that of a file that belongs to no series, is left unchanged.
+    A row without an id, such as that of a file that belongs to no series, is left unchanged. So is
+    one with an unknown id, and the source that an earlier join, of another output folder, found.
 
     Cells that a spreadsheet would interpret as a formula get a leading apostrophe; numbers are left
     unchanged.
@@ -143,13 +160,13 @@ def join_parquet(
     columns = _columns(table.column_names, column)
     joined, unknown = table.select(list(columns.kept)), 0
     parts: list[list[pa.Array]] = [[] for _ in SOURCE_COLUMNS]
-    for batch in table.select(_id_columns(table.column_names, columns.ids)).to_batches():
+    for batch in table.select(_id_columns(table.column_names, columns.ids, *_ADDED)).to_batches():
         sources, missing = _sources_of(batch, columns.ids, find_sources)
         unknown += missing
         for part, source in zip(parts, sources, strict=True):
             part.append(source)
-    for name, part in zip(SOURCE_COLUMNS, parts, strict=True):
-        joined = joined.append_column(f"source_{name}", pa.chunked_array(part, pa.string()))
+    for name, part in zip(_ADDED, parts, strict=True):
+        joined = joined.append_column(name, pa.chunked_array(part, pa.string()))
     write_parquet(joined, target)
     return unknown
 
@@ -157,19 +174,30 @@ def join_parquet(
 def _sources_of(
     batch: pa.RecordBatch, column: str, find_sources: FindSources
 ) -> tuple[list[pa.Array], int]:
-    """Return `SOURCE_COLUMNS` of some rows, null where unknown, and the number of unknown ids."""
+    """Return `SOURCE_COLUMNS` of some rows, null where unknown, and the number of unknown ids.
+
+    Where an id is unknown, the source that the rows have already is returned.
+    """
     import pyarrow as pa
     from pyarrow import compute
 
     copies = pa.repeat(pa.scalar(1, pa.int64()), len(batch))
     if _COPY in batch.schema.names:
         texts = _texts(batch.column(_COPY))
-        numbers = compute.if_else(compute.match_substring_regex(texts, "^[0-9]+$"), texts, "1")
-        copies = numbers.cast(pa.int64())
+        # numbers beside empty cells become floats in pandas
+        texts = compute.replace_substring_regex(texts, "[.]0*$", "")
+        is_number = compute.match_substring_regex(texts, "^[0-9]{1,18}$")
+        copies = compute.if_else(is_number, texts, "1").cast(pa.int64())
     sources = find_sources(_ids(batch, column), copies)
     found = [sources.column(name).combine_chunks() for name in SOURCE_COLUMNS]
+    is_unknown = compute.is_null(sources.column("path").combine_chunks())  # a source has a path
+    for place, name in enumerate(_ADDED):
+        if name in batch.schema.names and name != column:
+            told = _texts(batch.column(name))
+            is_kept = compute.and_(is_unknown, compute.not_equal(told, ""))
+            found[place] = compute.if_else(is_kept, told, found[place])
     is_named = compute.not_equal(_trimmed(batch.column(column)), "")
-    unknown = compute.and_(is_named, compute.is_null(found[-1]))  # a source has a path
+    unknown = compute.and_(is_named, compute.is_null(compute.coalesce(*found)))
     return found, compute.sum(unknown).as_py() or 0
 
 
@@ -194,9 +222,9 @@ def _cells(texts: pa.Array) -> pa.Array:
     return compute.replace_with_mask(texts, stands_out, cells)
 
 
-def _id_columns(names: Iterable[str], column: str) -> list[str]:
-    """Return the columns by which sources are found."""
-    return [name for name in names if name in (column, FILE_COLUMN, _COPY)]
+def _id_columns(names: Iterable[str], *columns: str) -> list[str]:
+    """Return the columns by which sources are found, `columns` and those of files."""
+    return [name for name in names if name in (*columns, FILE_COLUMN, _COPY)]
 
 
 def _ids(batch: pa.RecordBatch, column: str) -> pa.Array:
@@ -225,8 +253,7 @@ def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
     if ids is None:
         detail = f"the table has no column {' or '.join(candidates)}"
         raise ScanError(Reason.COLUMN_UNKNOWN, detail)
-    added = {f"source_{name}" for name in SOURCE_COLUMNS}
-    return JoinedColumns(ids, tuple(name for name in names if name not in added or name == ids))
+    return JoinedColumns(ids, tuple(name for name in names if name not in _ADDED or name == ids))
 
 
 @contextmanager
@@ -252,13 +279,47 @@ def _read_parquet(path: Path) -> pa.Table:
 
 
 def _read_csv(path: Path) -> pa.Table:
-    """Read a CSV with typed columns; ids are text, even if they look like numbers."""
-    import pyarrow as pa
-    from pyarrow import csv as arrow
+    """Read a CSV: texts, but for the numbers of our manifest, measurements and radiomics.
 
-    types = dict.fromkeys(ID_COLUMNS, pa.string())
-    with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
-        return arrow.read_csv(path, convert_options=arrow.ConvertOptions(column_types=types))
+    The type of another column can't be told by its cells: "007", "1e5" and "2025-01-02" are codes
+    in some tables.
+    """
+    import pyarrow as pa
+
+    with _open_table(path) as (names, batches):
+        texts = pa.schema([(name, pa.string()) for name in names])
+        plain = ([_unescaped(each) for each in batch.columns] for batch in batches(names))
+        table = pa.Table.from_batches((pa.record_batch(each, texts) for each in plain), texts)
+    for place, name in enumerate(names):
+        if name in (*INTEGER_COLUMNS, _COPY):
+            table = table.set_column(place, name, _numbers(table[name], pa.int64()))
+        elif name in FLOAT_COLUMNS or name.startswith(_FEATURES):
+            table = table.set_column(place, name, _numbers(table[name], pa.float64()))
+    return table
+
+
+def _unescaped(cells: pa.Array) -> pa.Array:
+    """Return the texts of cells of a CSV (N,)."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    may_be_escaped = compute.starts_with(cells, "'")
+    texts = [unescape_formula(cell) for cell in cells.filter(may_be_escaped).to_pylist()]
+    return compute.replace_with_mask(cells, may_be_escaped, pa.array(texts, pa.string()))
+
+
+def _numbers(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return texts as numbers, null if empty; unchanged if one of them is none."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if not compute.all(compute.match_substring_regex(texts, _NUMBER), min_count=0).as_py():
+        return texts
+    try:
+        filled = compute.if_else(compute.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+        return compute.replace_substring_regex(filled, "^[+]", "").cast(kind)
+    except pa.ArrowInvalid:  # such as 1.5 in a column of integers
+        return texts
 
 
 @contextmanager
@@ -316,7 +377,11 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _text_rows(table: pa.Table) -> Iterator[dict[str, str]]:
     for batch in table.to_batches():
         for row in batch.to_pylist():
-            yield {name: _text(value) for name, value in row.items()}
+            # whole numbers beside empty cells become floats in pandas
+            yield {
+                name: _text(int(v) if isinstance(v, float) and v.is_integer() else v)
+                for name, v in row.items()
+            }
 
 
 def _texts(values: pa.Array) -> pa.Array:

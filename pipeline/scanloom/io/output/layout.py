@@ -18,6 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.identity import ID_FORM
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES, PRIVATE
@@ -55,7 +56,6 @@ _MAY_BE_EMPTY = frozenset({CASES, "failed"})
 MAX_NAME_BYTES = 255
 """Length of a file name that file systems have."""
 _CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and the names of `scanloom.io.output.crosswalk`
-_CASE_ID = re.compile(r"[a-z2-7]{26}")
 _FINGERPRINT = re.compile(rb"[a-z2-7]{26}")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Exceptions when reading a file that was changed after its publication."""
@@ -438,7 +438,7 @@ class Owners:
         known, names = self._crosswalk
         if case in known:
             return "" if names.get(case, case) == name else case
-        return case if _CASE_ID.fullmatch(name) else ""
+        return case if ID_FORM.fullmatch(name) else ""
 
     @cached_property
     def _crosswalk(self) -> tuple[Container[str], Mapping[str, str]]:

@@ -33,6 +33,9 @@ COLUMNS = (
     *_LATER_COLUMNS,
 )
 """Columns of `measurements.csv`, in order."""
+_TYPES = {f.name: str(f.type) for f in fields(Measurement)} | dict.fromkeys(_CORNERS, "int")
+INTEGER_COLUMNS = frozenset(name for name in COLUMNS if _TYPES[name] == "int")
+FLOAT_COLUMNS = frozenset(name for name in COLUMNS if _TYPES[name].startswith("float"))
 
 
 def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
@@ -133,7 +136,7 @@ def rounded(value: float) -> float:
 # --- cells of CSV files ---------------------------------------------------------------------------
 # Cells of CSV files that a spreadsheet must not execute.
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?|[+-](inf|nan)", re.ASCII)
 FORMULA_PREFIXES = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 """Characters that begin a formula in a spreadsheet, the full-width forms of = + - @ included."""
 
@@ -141,8 +144,14 @@ FORMULA_PREFIXES = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 def escape_formula(cell: str) -> str:
     """Return a CSV cell that no spreadsheet executes: a formula gets an apostrophe before it.
 
-    Numbers stay as they are: "-3.5" is not a formula, "-3.5+1" is.
+    Numbers stay as they are: "-3.5" and "-3,5" are no formulas, "-3.5+1" is.
     """
     if cell.startswith(FORMULA_PREFIXES) and not _NUMBER.fullmatch(cell):
         return f"'{cell}"
     return cell
+
+
+def unescape_formula(cell: str) -> str:
+    """Return the text of a CSV cell: without the apostrophe of `escape_formula`."""
+    text = cell.removeprefix("'")
+    return text if escape_formula(text) == cell else cell

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from scanloom.cards.codes import shown_name, system_of, systems
-from scanloom.core import Flag, Measurement, Segmentation, Volume
+from scanloom.core import Flag, Measurement, Segmentation, Volume, milliliters
 from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
 from scanloom.review.preview.content import About, Plane, PreviewContent, choose_content
@@ -456,18 +456,16 @@ def legend_entries(
             for m in members:
                 structure = by_number[m.number]
                 mark = "*" if Flag.TOUCHES_BORDER in m.flags else ""
-                amount = f"{milliliters(m.volume_ml)} ml{mark}"
+                amount = f"{rounded_milliliters(m.volume_ml)} ml{mark}"
                 tag = EXPERIMENTAL if structure.experimental else ""
                 color = color_of[segmentation.model, m.number]
                 entries.append(Entry(shown_name(structure.name), color, amount, tag))
     return entries
 
 
-def milliliters(volume: float) -> str:
-    """Return a volume in ml as text: 12,340, 345, 6.7, 0.08."""
-    if volume >= 99.95:
-        return f"{volume:,.0f}"
-    return f"{volume:.1f}" if volume >= 0.995 else f"{volume:.2g}"
+def rounded_milliliters(volume: float) -> str:
+    """Return a volume in ml as text: 12,340, 345, 6.7, 0.082, < 0.001."""
+    return f"{volume:,.0f}" if volume >= 99.95 else milliliters(volume)
 
 
 def legend_notes(

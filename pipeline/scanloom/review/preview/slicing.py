@@ -24,7 +24,7 @@ from scipy.ndimage import (
     uniform_filter,
 )
 
-from scanloom.core import Grid, Volume
+from scanloom.core import Grid, Volume, plain_number
 
 MAX_OBLIQUE_POINTS = 1024
 """Maximum number of points along each side of a plane that is oblique to the voxel axes."""
@@ -523,5 +523,6 @@ def choose_window(
         half = max(0.5, 0.01 * abs(low))
         low, high = low - half, low + half
     suffix = f" {unit}" if unit != "unknown" else ""
-    text = f"{low:.4g} to {high:.4g}{suffix}{', inverted' if inverted else ''}"
+    ends = f"{plain_number(low, 4)} to {plain_number(high, 4)}"
+    text = f"{ends}{suffix}{', inverted' if inverted else ''}"
     return GrayWindow(low, high, text, inverted)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
-from scanloom.core import printable
+from scanloom.core import plain_number, printable
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.atomic_write import atomic_write, private_draft
 from scanloom.io.system.regular_files import open_regular_file
@@ -119,7 +119,7 @@ def _draw_volumes(
     medians = []
     for row, name in enumerate(shown):
         values = of(name)
-        medians.append(f"{name}: median {np.median(values):.3g} ml")
+        medians.append(f"{name}: median {plain_number(float(np.median(values)), 3)} ml")
         if is_small:
             for value in values.tolist():
                 chart.dot(row, value, 4, opacity="0.7")
@@ -141,7 +141,7 @@ def _draw_times(medians: Mapping[str, float], folder: Path) -> Chart:
     labels = []
     for row, seconds in enumerate(medians.values()):
         is_short = seconds < SHORTEST_S
-        labels.append(f"< {SHORTEST_S:g} s" if is_short else f"{seconds:.3g} s")
+        labels.append(f"< {SHORTEST_S:g} s" if is_short else f"{plain_number(seconds, 3)} s")
         chart.bar(row, seconds, labels[-1])
     times = [f"{name} {label}" for name, label in zip(medians, labels, strict=True)]
     title = "Median seconds per case, by step"
@@ -194,7 +194,7 @@ class RowChart:
         x = self._x(value)
         self._line(x, self._bottom, x, self._bottom + (4 if is_written else 2))
         if is_written:
-            self._text(x, self._bottom + 14, f"{value:g}", "middle")
+            self._text(x, self._bottom + 14, plain_number(value, 6), "middle")
 
     def dot(self, row: int, value: float, radius: float, **style: str) -> None:
         """Draw a value as a dot."""

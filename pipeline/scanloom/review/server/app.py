@@ -27,7 +27,7 @@ from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.revisions import latest_result
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
-from scanloom.review.server.drafts import Draft, Step, check_result
+from scanloom.review.server.drafts import LabelDraft, Step, check_result
 from scanloom.review.server.requests import (
     LastFields,
     StrokeFields,
@@ -202,7 +202,7 @@ class Routes:
         if fields.between is not None and image is None:
             raise RefusedError(409, "NO_IMAGE", "A range takes the scan, which is not here.")
 
-        def made(draft: Draft) -> Step | None:
+        def made(draft: LabelDraft) -> Step | None:
             canvas = Canvas(stroke.layer, draft.layer(stroke.layer), draft.spacing)
             if fields.shape == "polygon":
                 return paint_polygon(canvas, stroke)
@@ -222,7 +222,7 @@ class Routes:
         if fields.label not in {s["number"] for s in case.layers[fields.layer].structures}:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
 
-        def made(draft: Draft) -> Step | None:
+        def made(draft: LabelDraft) -> Step | None:
             canvas = Canvas(fields.layer, draft.layer(fields.layer), draft.spacing)
             match fields.tool:
                 case "fill":
@@ -235,7 +235,11 @@ class Routes:
         return self._changed(case, reviewer, fields.version, made)
 
     def _changed(
-        self, case: OpenedCase, reviewer: str, version: str, made: Callable[[Draft], Step | None]
+        self,
+        case: OpenedCase,
+        reviewer: str,
+        version: str,
+        made: Callable[[LabelDraft], Step | None],
     ) -> Response:
         """Change the reviewer's draft by a step that is made of its labels, if it changes any."""
         check_result(case, version)  # before a draft of an earlier result is dropped

@@ -190,7 +190,7 @@ class _Change:
         return self.bits.nbytes + self.before.nbytes + after
 
 
-class Draft:
+class LabelDraft:
     """Label maps as they are being corrected; those given are not changed.
 
     Parameters
@@ -397,7 +397,7 @@ class HeldDraft:
         Bytes of its file.
     guard : lock
         Held while the draft is used.
-    painted : Draft or None
+    painted : LabelDraft or None
         The label maps with its strokes, if they are in memory.
     closed : bool
         Whether it was saved or dropped.
@@ -415,7 +415,7 @@ class HeldDraft:
     steps: tuple[Step, ...] = ()
     size: int = 0
     guard: threading.Lock = field(default_factory=threading.Lock)
-    painted: Draft | None = None
+    painted: LabelDraft | None = None
     closed: bool = False
     carried: int = 0
     dropped: int = 0
@@ -464,7 +464,7 @@ class HeldDraft:
         return (self.name, self.seen) == (case.name, case.seen)
 
     @contextmanager
-    def using(self, case: OpenedCase) -> Iterator[Draft]:
+    def using(self, case: OpenedCase) -> Iterator[LabelDraft]:
         """Hold the draft, painted on the label maps of the case that it is about."""
         with self.guard:
             if self.painted is None:
@@ -475,7 +475,7 @@ class HeldDraft:
             yield self.painted
 
     @contextmanager
-    def changing(self, case: OpenedCase, version: str) -> Iterator[Draft]:
+    def changing(self, case: OpenedCase, version: str) -> Iterator[LabelDraft]:
         """Hold the draft as of `using`, if it has the version that was seen.
 
         Raises
@@ -493,7 +493,7 @@ class HeldDraft:
                 raise RefusedError(409, "DRAFT_CHANGED", CHANGED)
             yield draft
 
-    def change(self, draft: Draft, step: Step) -> int:
+    def change(self, draft: LabelDraft, step: Step) -> int:
         """Change the held draft; return the number of voxels, or whether it changed.
 
         Returns once the step is on the disk.
@@ -726,10 +726,10 @@ def _carry(strokes: Sequence[Stroke | Region], new: HeldDraft, case: OpenedCase)
     return len(new.steps)
 
 
-def _blank(case: OpenedCase) -> Draft:
+def _blank(case: OpenedCase) -> LabelDraft:
     spacing = tuple(case.view.source.spacing[n] for n in case.view.order)
     layers = [layer.labels for layer in case.layers]
-    return Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
+    return LabelDraft(layers, spacing)  # type: ignore[arg-type]  # three axes
 
 
 def _read(path: Path) -> HeldDraft:

@@ -85,7 +85,7 @@ class ListedCase(MeasuredCase):
     revision: int
 
 
-class Row(NamedTuple):
+class ListRow(NamedTuple):
     """What filters and searches look at of a case; the text is in lower case."""
 
     name: str
@@ -95,7 +95,7 @@ class Row(NamedTuple):
     text: str
 
     @classmethod
-    def of(cls, case: MeasuredCase, findings: Sequence[Finding]) -> Row:
+    def of(cls, case: MeasuredCase, findings: Sequence[Finding]) -> ListRow:
         """Return the row of a case with its findings."""
         doubts = (text for text, _ in doubts_of(findings))
         text = " ".join((case.name, case.modality, *case.models, *doubts))
@@ -172,12 +172,12 @@ class CaseRows:
 
     Parameters
     ----------
-    rows : iterable of Row
+    rows : iterable of ListRow
     by_risk : bool
         Whether to put them into the order of review: of equal ones, none moves.
     """
 
-    def __init__(self, rows: Iterable[Row], *, by_risk: bool = False) -> None:
+    def __init__(self, rows: Iterable[ListRow], *, by_risk: bool = False) -> None:
         import pyarrow as pa
 
         self._modalities, self._models = dict[str, int](), dict[tuple[str, ...], int]()
@@ -255,20 +255,20 @@ class CaseRows:
         table = pa.table(columns).filter(pa.array(self.present))
         return table, list(self._modalities), list(self._models)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ListRow]:
         """Yield the rows that were not removed."""
         modalities, models = list(self._modalities), list(self._models)
         for index in np.flatnonzero(self.present).tolist():
             yield self._row(index, modalities, models)
 
-    def of(self, name: str) -> Row | None:
+    def of(self, name: str) -> ListRow | None:
         """Return the row of a case; None if there is none, or it was removed."""
         index = self.names.index(name)
         if index is None or not self.present[index]:
             return None
         return self._row(index, list(self._modalities), list(self._models))
 
-    def put(self, row: Row) -> bool:
+    def put(self, row: ListRow) -> bool:
         """Replace the row of a case, which stays in its place; return whether there is one."""
         index = self.names.index(row.name)
         if index is None:
@@ -319,13 +319,15 @@ class CaseRows:
             sorted(name for name, code in self._modalities.items() if name and code in modalities),
         )
 
-    def _row(self, index: int, modalities: Sequence[str], models: Sequence[tuple[str, ...]]) -> Row:
+    def _row(
+        self, index: int, modalities: Sequence[str], models: Sequence[tuple[str, ...]]
+    ) -> ListRow:
         text = self._new_texts.get(index)
         text = self._texts[index].as_py() if text is None else text
         of_scan = modalities[self.modality[index]], models[self.models[index]]
-        return Row(self.names[index], *of_scan, float(self.risk[index]), decoded(text))
+        return ListRow(self.names[index], *of_scan, float(self.risk[index]), decoded(text))
 
-    def _codes(self, row: Row) -> tuple[int, int]:
+    def _codes(self, row: ListRow) -> tuple[int, int]:
         modality = self._modalities.setdefault(row.modality, len(self._modalities))
         return modality, self._models.setdefault(row.models, len(self._models))
 

@@ -42,10 +42,10 @@ from scanloom.review.server.rows import (
     STATES,
     CaseRows,
     ListedCase,
+    ListRow,
     MeasuredCase,
     Query,
     ReviewerRows,
-    Row,
     doubts_of,
 )
 from scanloom.review.server.security import RefusedError
@@ -228,7 +228,7 @@ class Worklist:
                 self.damaged = self.damaged - {name} | ({name} if folder.is_dir() else set())
                 self.rows.remove(name)
             else:
-                row = Row.of(case, _findings(case, self._cohort))
+                row = ListRow.of(case, _findings(case, self._cohort))
                 self.damaged = self.damaged - {name}
                 if not self.rows.put(row):
                     self.rows = CaseRows(itertools.chain(self.rows, [row]))
@@ -244,7 +244,7 @@ class Worklist:
         row = None if self._is_measured else self.rows.of(case.name)
         if listed is None and row is not None:  # of a stored list
             seen = None if self._stored is None else self._stored.seen(case.name)
-            is_same = row == Row.of(case, _findings(case, self._cohort))
+            is_same = row == ListRow.of(case, _findings(case, self._cohort))
             return not is_same or seen not in (None, case.seen)
         return isinstance(listed, ListedCase) or case.as_measured != listed
 
@@ -423,7 +423,7 @@ class Worklist:
                 yield from case.measurements
 
         cohort = outliers.Cohort(measurements(), references, self._scratch)
-        of_cases = (Row.of(case, _findings(case, cohort)) for case in listed())
+        of_cases = (ListRow.of(case, _findings(case, cohort)) for case in listed())
         rows = CaseRows(of_cases, by_risk=True)
         with self._swap:
             self._cohort, self.damaged = cohort, damaged

@@ -37,6 +37,9 @@ def test_a_dry_run_writes_nothing(
         str(out / "cases"),
     ):
         assert text in ended.out
+    assert scanloom("segment", study, "-m", tiny_model, "-n", "--profile", out).code == 2
+    monkeypatch.setenv("SCANLOOM_PROFILE", str(out))  # a default is of runs
+    assert scanloom("segment", study, "-m", tiny_model, "-n").code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study"]
 
 

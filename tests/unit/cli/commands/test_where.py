@@ -122,7 +122,8 @@ def test_joined_tables_do_not_go_into_results(case: tuple[Path, str], tmp_path: 
         assert join(out, tmp_path / "t.csv", "--to", out / path).code == 2
     assert join(out, tmp_path / "t.csv", "--to", out / "private" / "joined.csv").code == 0
     assert join(out, tmp_path / "t.csv", "--to", tmp_path / "joined.xlsx").code == 2
-    ended = join(out, tmp_path / "t.csv", "--to", tmp_path / "no" / "joined.csv")
+    # before the table is read
+    ended = join(out, tmp_path / "none.csv", "--to", tmp_path / "no" / "joined.csv")
     assert ended.code == 74
     assert "the joined table can't be written (its folder is missing, ENOENT)" in ended.err
 
@@ -170,6 +171,17 @@ def test_source_names_are_used_on_request_only(
         "sources"
     ]
     assert [s["folder"] for s in sources] == ["4711_1", Path(record["folder"]).name]
+    # tables name these cases by their folders
+    by_name = scanloom("where", "4711_1", record["case"], "--out", out, "--json").document
+    assert by_name == {"schema": 1, "sources": sources, "unknown": []}
+    (tmp_path / "t.csv").write_text('case\n4711_1\n""\nnobody\n')
+    ended = scanloom("join", tmp_path / "t.csv", "--out", out)
+    assert [row["source_path"] for row in csv.DictReader(io.StringIO(ended.out))] == [
+        str(tmp_path / "study"),
+        "",
+        "",
+    ]
+    assert ended.code == 1
 
     command[1] = tmp_path / "study"
     assert "STALE" in scanloom(*command, "--seg", "labelmap").err

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.listen.rows import Question, Row, read_rows, several_patients
+from scanloom.engine.listen.rows import FetchRow, Question, read_rows, several_patients
 
 pytest.importorskip("pynetdicom")
 
@@ -17,7 +17,7 @@ pytest.importorskip("pynetdicom")
 ANY = Question()
 
 
-def read(tmp_path: Path, text: str, question: Question = ANY) -> list[Row]:
+def read(tmp_path: Path, text: str, question: Question = ANY) -> list[FetchRow]:
     table = tmp_path / "wanted.csv"
     table.write_text(text)
     return read_rows(table, question)
@@ -40,6 +40,16 @@ def test_leading_zeros_stay(tmp_path: Path) -> None:
     rows = read_rows(table, Question())
     assert [row.keys.accession for row in rows] == ["0012", "7"]
     assert read(tmp_path, "accession_number\n0012\n")[0].keys.accession == "0012"
+
+
+def test_ids_are_those_before_a_table_was_joined(tmp_path: Path) -> None:
+    """Without the apostrophe of formulas, and without the decimals that pandas gives them."""
+    assert read(tmp_path, "source_patient_id\n'-A7\n")[0].keys.patient == "-A7"
+    table = tmp_path / "wanted.parquet"
+    parquet.write_table(
+        pa.table({"accession_number": [12.0, None], "patient_id": ["", "P"]}), table
+    )
+    assert [row.keys.accession for row in read_rows(table, Question())] == ["12", ""]
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,18 @@ def test_no_flipped_bit_gives_another_source(tmp_path: Path) -> None:
     assert set(found) == {tuple(rows)}
 
 
+def test_a_table_of_a_version_before_has_no_phases(tmp_path: Path) -> None:
+    add(tmp_path, row("a"))
+    file = tmp_path / "private" / "crosswalk.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["phase"]), file)
+    assert find_sources(tmp_path, ["a"]) == (row("a"),)
+
+    second = source_from_series(Series("nifti", (Path("/scans/b"),)), "b", 1)
+    add(tmp_path, second)
+    assert find_sources(tmp_path, ["a", "b"]) == (row("a"), second)
+    assert second.phase == "1"
+
+
 def test_a_foreign_parquet_is_refused(tmp_path: Path) -> None:
     add(tmp_path, row("a"))
     file = tmp_path / "private" / "crosswalk.parquet"

@@ -111,7 +111,7 @@ def test_formulas_are_escaped(cell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "cell", ["-3", "+3.5", "-.5", "-1e-05", "-1.e+5", "-inf", "-nan", "", "a=b"]
+    "cell", ["-3", "-3,5", "+3.5", "-.5", "-1e-05", "-1.e+5", "-inf", "-nan", "", "a=b"]
 )
 def test_numbers_and_plain_text_are_left_alone(cell: str) -> None:
     assert escape_formula(cell) == cell
@@ -179,6 +179,50 @@ def test_parquet_becomes_csv_and_csv_parquet(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "to.parquet")
     assert table.column("mean").to_pylist() == [-12.5, 1e5, 3.0]
     assert table.column("source_study_uid").to_pylist() == ["1.2", "", None]
+
+
+def test_codes_stay_text(tmp_path: Path) -> None:
+    """Only the numbers of measurements are numbers in Parquet, and none that looks like a code."""
+    codes = ["007", "1e5", "2025-01-02", "NA", "1.10", "true", "90071992547409931", "null"]
+    codes += ["'", "'a", "=1", "-A7"]
+    head = "subject,case,number,voxels,volume_ml,share,copy,cm_energy\n"
+    cells = [escape_formula(code) for code in codes]
+    rows = [f"{cell},x,{n}7,{n}.5,{n}5,,2,1e-05\n" for n, cell in enumerate(cells)]
+    path = written(tmp_path / "t.csv", head + "".join(rows))
+    assert join_parquet(path, find_source, tmp_path / "to.parquet", "subject") == len(codes)
+    table = pq.read_table(tmp_path / "to.parquet")
+    assert table.column("subject").to_pylist() == codes
+    assert table.column("number").to_pylist()[:2] == ["07", "17"]
+    assert table.column("voxels").to_pylist()[:2] == ["0.5", "1.5"]
+    assert table.column("volume_ml").to_pylist()[:2] == ["05", "15"]
+    assert table.column("share").to_pylist() == [None] * len(codes)
+    assert {*table.column("copy").to_pylist()} == {2}
+    assert {*table.column("cm_energy").to_pylist()} == {1e-5}
+
+
+def test_the_number_of_a_copy_may_be_a_float(tmp_path: Path) -> None:
+    """As pandas has it beside an empty cell."""
+    numbers = ["2.0", "", "9" * 30]
+    table = "".join(["case,copy\n", *(f"aaa,{n}\n" for n in numbers)])
+    rows, unknown = joined(written(tmp_path / "t.csv", table))
+    assert [row["source_path"] for row in rows] == ["", "/å/one", "/å/one"]
+    assert unknown == 1
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_the_sources_of_other_output_folders_stay(form: str, tmp_path: Path) -> None:
+    """A table of several runs is joined with one after the other."""
+    told = {"source_patient_id": "007", "source_path": "/other"}
+    head, names = "case," + ",".join(told) + "\n", ",".join(told.values())
+    path = written(tmp_path / "t.csv", f"{head}aaa,{names}\nzzz,{names}\nyyy,,\n")
+    if form == "csv":
+        rows, unknown = joined(path)
+    else:
+        unknown = join_parquet(path, find_source, tmp_path / "to")
+        rows = pq.read_table(tmp_path / "to").to_pylist()
+    assert [row["source_patient_id"] or "" for row in rows][1:] == ["007", ""]
+    assert [row["source_path"] or "" for row in rows] == ["/å/one", "/other", ""]
+    assert unknown == 1
 
 
 @pytest.mark.parametrize("name", ["case", "case_id", "id"])

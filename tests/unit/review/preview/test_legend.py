@@ -10,7 +10,7 @@ from scanloom.cards.codes import coding, shown_name
 from scanloom.convert import totalsegmentator
 from scanloom.core import Flag, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
-from scanloom.review.preview.page import Legend, legend_entries, legend_notes, milliliters
+from scanloom.review.preview.page import Legend, legend_entries, legend_notes, rounded_milliliters
 from support.review_phantoms import case, structure, torso
 
 TASKS = Path(totalsegmentator.__file__).with_suffix(".json")
@@ -104,10 +104,12 @@ def test_the_mark_of_experimental_structures_is_explained_only_where_it_stands()
         (99.4, "99.4"),
         (1, "1.0"),
         (0.082, "0.082"),
+        (5e-5, "< 0.001"),
+        (0, "0"),
     ],
 )
 def test_volumes_have_the_digits_that_mean_something(volume, text):
-    assert milliliters(volume) == text
+    assert rounded_milliliters(volume) == text
 
 
 def test_notes_say_what_must_be_known():

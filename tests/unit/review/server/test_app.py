@@ -29,7 +29,7 @@ from scanloom.review.outliers import Finding
 from scanloom.review.revisions import read_label_maps, revision_folders
 from scanloom.review.server import cases, drafts
 from scanloom.review.server.cases import OpenedCase, expected_bytes
-from scanloom.review.server.drafts import Draft
+from scanloom.review.server.drafts import LabelDraft
 from scanloom.review.server.patients import PatientNames
 from scanloom.review.server.rows import doubts_of
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
@@ -594,7 +594,7 @@ def test_saved_corrections_leave_no_arrays(server: Any) -> None:
         assert change(client, name, "draft/save").json() == {"revision": 1 + n // 2}
         gc.collect()
         objects = gc.get_objects()
-        held.append(tuple(sum(type(o) is t for o in objects) for t in (OpenedCase, Draft)))
+        held.append(tuple(sum(type(o) is t for o in objects) for t in (OpenedCase, LabelDraft)))
 
     assert max(held[2:]) <= (2, 0)
     assert set(server.state.worklist.cases) == set(server.cases)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scanloom.review.server import drafts as module
-from scanloom.review.server.drafts import Draft, Stroke
+from scanloom.review.server.drafts import LabelDraft, Stroke
 
 SHAPE, SPACING = (17, 13, 9), (0.8, 1.5, 3.0)
 PLANES = {"axial": (2, 0, 1), "coronal": (1, 0, 2), "sagittal": (0, 1, 2)}
@@ -46,7 +46,7 @@ def test_strokes_paint_what_the_rule_says(
     plane: str, radius: float, points: list[tuple[float, float]], only: tuple[int, ...] | None
 ) -> None:
     array = labels()
-    draft = Draft([array], SPACING)
+    draft = LabelDraft([array], SPACING)
     stroke = Stroke(0, *PLANES[plane], 4, points, radius, 3, only)
 
     count = draft.stroke(stroke)
@@ -64,7 +64,7 @@ def test_a_brush_has_the_same_form_everywhere(step: float, reach: int) -> None:
     """Also where voxels lie just on its edge, whatever their distance is rounded to."""
     forms = set()
     for centre in range(4, 36):
-        draft = Draft([np.zeros((40, 40, 1), np.uint8)], (step, step, 1.0))
+        draft = LabelDraft([np.zeros((40, 40, 1), np.uint8)], (step, step, 1.0))
         stroke = Stroke(0, 2, 0, 1, 0, [(centre, centre)], round(reach * step, 10), 1)
         draft.stroke(stroke)
         offsets = np.argwhere(draft.layer(0)[..., 0]) - centre
@@ -74,12 +74,12 @@ def test_a_brush_has_the_same_form_everywhere(step: float, reach: int) -> None:
     assert forms == {disc.tobytes()}
 
 
-def both(draft: Draft) -> np.ndarray:
+def both(draft: LabelDraft) -> np.ndarray:
     return np.stack([draft.layer(0), draft.layer(1)])
 
 
 def test_undo_and_redo_follow_the_strokes() -> None:
-    draft = Draft([labels(), labels()], SPACING)
+    draft = LabelDraft([labels(), labels()], SPACING)
     strokes = [Stroke(n % 2, 2, 0, 1, n, [(n, n)], 3.0, n % 4) for n in range(8)]
     states = [both(draft)]
     for stroke in strokes:
@@ -104,7 +104,7 @@ def test_undo_and_redo_follow_the_strokes() -> None:
 def test_memory_of_strokes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strokes that can't be undone any more stay: they are still to be saved."""
     array = np.zeros((128, 128, 4), np.uint8, order="F")
-    draft = Draft([array], (1.0, 1.0, 1.0))
+    draft = LabelDraft([array], (1.0, 1.0, 1.0))
     monkeypatch.setattr(module, "MAX_UNDO_BYTES", 64 << 10)
     for n in range(40):
         draft.stroke(Stroke(0, 2, 0, 1, n % 4, [(3 * n, 60)], 40.0, 1 + n % 3))
@@ -121,7 +121,7 @@ def test_memory_of_strokes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_strokes_outside_change_nothing() -> None:
-    draft = Draft([labels()], SPACING)
+    draft = LabelDraft([labels()], SPACING)
 
     assert draft.stroke(Stroke(0, 2, 0, 1, 4, [(500, 500)], 3.0, 1)) == 0
     with pytest.raises(IndexError):

@@ -10,7 +10,7 @@ import pytest
 import SimpleITK as sitk
 from skimage.measure import points_in_poly
 
-from scanloom.review.server.drafts import Draft, Region, Stroke
+from scanloom.review.server.drafts import LabelDraft, Region, Stroke
 from scanloom.review.server.tools import (
     Canvas,
     erase_islands,
@@ -31,7 +31,7 @@ def noise(shape: tuple[int, int, int] = (17, 13, 9)) -> np.ndarray:
 
 def after(labels: np.ndarray, region: Region | None) -> np.ndarray:
     """Return the labels of a draft with a step, which undo takes back."""
-    draft = Draft([labels], SPACING)
+    draft = LabelDraft([labels], SPACING)
     if region is None:
         return labels
     assert draft.apply(region) > 0
@@ -67,7 +67,7 @@ def test_a_polygon_paints_the_voxels_inside(plane: str, only: tuple[int, ...] | 
 def test_a_brush_with_a_range_paints_only_what_lies_in_it() -> None:
     labels, image = noise(), np.random.default_rng(1).integers(-99, 99, (17, 13, 9))
     stroke = Stroke(0, 2, 0, 1, 4, [(8.0, 6.0)], 6.0, 3)
-    whole = Draft([labels], SPACING)
+    whole = LabelDraft([labels], SPACING)
     whole.stroke(stroke)
 
     painted = after(labels, paint_between(Canvas(0, labels, SPACING), stroke, image, -20, 50))

@@ -29,7 +29,7 @@ from scanloom.review.server import state as state_module
 from scanloom.review.server import stored_list
 from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.requests import read_query, read_rows
-from scanloom.review.server.rows import STATES, CaseRows, ListedCase, Query, Row
+from scanloom.review.server.rows import STATES, CaseRows, ListedCase, ListRow, Query
 from scanloom.review.server.security import RefusedError
 from scanloom.review.server.state import ReviewState, Worklist
 from scanloom.review.verdicts.log import VerdictLog
@@ -217,7 +217,9 @@ def listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]
             worklist = state.worklist
             for case in cases.values():
                 worklist.cases.put(case)
-            worklist.rows = CaseRows(Row.of(case, findings[case.name]) for case in cases.values())
+            worklist.rows = CaseRows(
+                ListRow.of(case, findings[case.name]) for case in cases.values()
+            )
             monkeypatch.setattr(worklist, "findings", findings.get)
             monkeypatch.setattr(worklist, "refresh", lambda: None)
             return Listing(state, names)
@@ -339,7 +341,7 @@ def test_rows_follow_cases_that_are_replaced_and_removed(listing: Listed) -> Non
     made.ask(q="liver")
     other = listed_case(names[1], 1, models=("c",), revision=1)
     worklist.cases.put(other)
-    worklist.rows.put(Row.of(other, findings_of(0)))
+    worklist.rows.put(ListRow.of(other, findings_of(0)))
     worklist.cases.remove(names[4])
     worklist.rows.remove(names[4])
 
@@ -354,7 +356,9 @@ def test_rows_follow_cases_that_are_replaced_and_removed(listing: Listed) -> Non
 
 def test_rows_are_found_by_name_and_word_in_the_order_of_review() -> None:
     drawn = [("c", 1.0, "liver"), ("a", 2.0, "\udc80 é"), ("d", 1.0, ""), ("b", 3.0, "liver")]
-    rows = CaseRows((Row(name, "CT", (), risk, text) for name, risk, text in drawn), by_risk=True)
+    rows = CaseRows(
+        (ListRow(name, "CT", (), risk, text) for name, risk, text in drawn), by_risk=True
+    )
     assert [*rows.names] == ["b", "a", "c", "d"]
     assert [rows.names.index(name) for name in "abcde"] == [1, 0, 2, 3, None]
 
@@ -362,8 +366,8 @@ def test_rows_are_found_by_name_and_word_in_the_order_of_review() -> None:
         return np.flatnonzero(rows.chosen(Query(words))).tolist()
 
     assert (found("liver"), found("\udc80"), found("é")) == ([0, 2], [1], [1])
-    assert rows.put(Row("d", "MR", ("m",), 4.0, "liver"))
-    assert not rows.put(Row("e", "MR", (), 4.0, "liver"))
+    assert rows.put(ListRow("d", "MR", ("m",), 4.0, "liver"))
+    assert not rows.put(ListRow("e", "MR", (), 4.0, "liver"))
     rows.remove("b")
     assert found("liver") == [2, 3]
     assert [row.text for row in rows] == ["\udc80 é", "liver", "liver"]

@@ -88,5 +88,6 @@ export class Structures {
 
 function volumeOf({ volume_ml: ml }) {
   if (ml === null) return "";
+  if (ml > 0 && ml < 0.001) return "< 0.001 ml";
   return `${ml < 100 ? ml.toPrecision(3) : Math.round(ml)} ml`;
 }
