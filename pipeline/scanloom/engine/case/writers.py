@@ -251,10 +251,6 @@ def conditions_of(volume: Volume, cards: Sequence[ModelCard]) -> frozenset[str]:
     return frozenset(met & conditions)
 
 
-def _preview_bytes(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
-    return _PICTURE_BYTES
-
-
 WRITERS = (
     Writer("dicom_seg", _seg_files, _write_segs, _read_segs, _seg_bytes),
     Writer("label_maps", _label_map_files, _write_label_maps, _read_label_maps),
@@ -267,7 +263,7 @@ WRITERS = (
     SURFACE,
     Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
     RADIOMICS,
-    Writer("preview", _preview_files, _write_preview, memory=_preview_bytes),
+    Writer("preview", _preview_files, _write_preview, memory=lambda *_: _PICTURE_BYTES),
 )
 """All writers. Measurements and features are read back after the label maps, with which they are
 compared; a writer is after the one that it waits for."""
