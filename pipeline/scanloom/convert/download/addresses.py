@@ -189,6 +189,8 @@ TOTALSEGMENTATOR_TASKS: Final[Mapping[str, tuple[int, ...]]] = {
 TOTALSEGMENTATOR_CLEANED: Final = ("vertebrae_pp", "vertebrae_pp_refined")
 """Tasks that no card can express: code of their own changes labels after the networks."""
 CLEANED_BY_SHAPE: Final = "cleaning of vertebrae by their shape"
+TASK_FILE: Final = "totalsegmentator.json"
+"""Optional file that names the task of a folder with weights: `{"task": "total_fast"}`."""
 TOTALSEGMENTATOR_LICENSED: Final = frozenset(
     {
         "aorta_annulus",

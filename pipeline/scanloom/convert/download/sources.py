@@ -40,8 +40,6 @@ from scanloom.convert.provenance import Digest
 from scanloom.convert.unread import unread_error
 from scanloom.core import Reason, ScanError, did_you_mean, format_bytes, printable
 
-TASK_FILE: Final = "totalsegmentator.json"
-"""Name of a file that states the task for which TotalSegmentator's datasets were downloaded."""
 _MAX_PATH_CHARACTERS: Final = 4096
 
 Progress = Callable[[str, int, int | None], None]
@@ -309,7 +307,7 @@ def _totalsegmentator(task: str) -> Source:
         for file in [downloads.get(Remote(address)) for address in zips]:
             unpack_zip(file, target)
         text = json.dumps({"task": task, "datasets": addresses.TOTALSEGMENTATOR_TASKS[task]})
-        (target / TASK_FILE).write_text(text, encoding="utf-8")
+        (target / addresses.TASK_FILE).write_text(text, encoding="utf-8")
         return Gathered(", ".join(zips), published=False)
 
     origin = f"{addresses.TOTALSEGMENTATOR}#{task}"
@@ -460,8 +458,7 @@ def _find_bundle(listing: Any, requested: str, version: str | None) -> tuple[str
     name = names.get(requested.lower())
     if name is None:
         hint = did_you_mean(requested, sorted(names.values()))
-        detail = f"MONAI's model zoo has no {requested!r}; {hint}"
-        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+        raise ScanError(Reason.MODEL_UNKNOWN, f"MONAI's model zoo has no {requested!r}; {hint}")
     version = version or max(versions[name], key=_order)
     if version not in versions[name]:
         hint = did_you_mean(version, sorted(versions[name], key=_order))

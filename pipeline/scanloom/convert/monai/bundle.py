@@ -24,7 +24,7 @@ from scanloom.convert.files import (
     unsupported,
 )
 from scanloom.convert.monai.allow_list import check_imports, judge_network, judge_target
-from scanloom.convert.monai.config import Config, describe, read_entries, set_entries
+from scanloom.convert.monai.config import Config, describe, is_whole, read_entries, set_entries
 from scanloom.convert.monai.metadata import (
     METADATA,
     Metadata,
@@ -147,7 +147,7 @@ def everything(text: Any) -> tuple[int, ...]:
 
 
 def _is_class(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LAST_CLASS
+    return is_whole(value) and 1 <= value <= LAST_CLASS
 
 
 def choose(
