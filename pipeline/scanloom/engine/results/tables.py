@@ -358,7 +358,10 @@ def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
     """Return the table that `write_case_tables` would write."""
     import pyarrow as pa
 
-    return pa.Table.from_pylist(list(_measurement_rows(out, damaged)), _schema(MEASUREMENT_COLUMNS))
+    outdated = outdated_cases(out)
+    cases = iter_cases(out, lambda folder: measurement_rows(folder, outdated), damaged)
+    rows = list(itertools.chain.from_iterable(cases))
+    return pa.Table.from_pylist(rows, _schema(MEASUREMENT_COLUMNS))
 
 
 def stale_cases(out: Path) -> set[str]:
@@ -378,12 +381,6 @@ def stale_cases(out: Path) -> set[str]:
 def outdated_cases(out: Path) -> set[str]:
     """Return the ids of the cases of another recipe, or whose last attempt failed."""
     return stale_cases(out) | failed_cases(out)
-
-
-def _measurement_rows(out: Path, damaged: set[str]) -> Iterator[dict[str, Any]]:
-    outdated = outdated_cases(out)
-    rows = iter_cases(out, lambda folder: measurement_rows(folder, outdated), damaged)
-    return itertools.chain.from_iterable(rows)
 
 
 def measurement_rows(folder: Path, outdated: Container[str]) -> Rows:

@@ -26,7 +26,7 @@ from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.core import Reason, ScanError, StepTimer, format_duration
 from scanloom.core.engines import EngineChoice, EngineRecord, EngineRecords
 from scanloom.core.packages import package_versions
-from scanloom.inference.device import is_out_of_memory
+from scanloom.inference.device import dtype_name, is_out_of_memory
 from scanloom.inference.engines.cache import (
     EngineTrial,
     export_key,
@@ -149,10 +149,10 @@ class EngineSelector:
     def _is_graph(self) -> bool:
         return self.card.network.name == ONNX_GRAPH
 
-    def _own_choice(self, why: str, measured: str = "") -> EngineChoice:
+    def _own_choice(self, why: str) -> EngineChoice:
         """Return what runs the network without a further engine: torch, OpenVINO a graph."""
         if not self._is_graph:
-            return torch_choice(why, measured)
+            return torch_choice(why)
         return EngineChoice(GRAPH_ENGINES[0], str(ENGINES[GRAPH_ENGINES[0]].version()), why)
 
     def departs(self, precision: str) -> bool:
@@ -237,7 +237,7 @@ class EngineSelector:
         if engine is None or engine.version() is None:
             fault = "it is not installed here"
         elif not engine.supports(model.device, model.loaded.dtype):
-            precision = str(model.loaded.dtype).removeprefix("torch.")
+            precision = dtype_name(model.loaded.dtype)
             fault = f"it does not run on {model.device.type} in {precision}"
         else:
             requests = self._requests(model, scan)
