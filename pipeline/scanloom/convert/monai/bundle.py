@@ -236,7 +236,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     obstacles = Obstacles()
     content = _read_content(folder, entries, metadata, obstacles)
     obstacles.check()
-    content = _with_prompts(content, metadata, entries, classes)
+    content = _with_prompts(content, entries, classes)
     before, after = content.before, content.after
     structures = read_structures(
         content.output, after.decision, metadata.scanloom.structures, after.rests
@@ -388,7 +388,7 @@ def _check_dimensions(network: card.NetworkSpec, window: card.Window) -> None:
 
 
 def _with_prompts(
-    content: _BundleContent, metadata: Metadata, entries: Mapping[str, Any], class_names: str | None
+    content: _BundleContent, entries: Mapping[str, Any], class_names: str | None
 ) -> _BundleContent:
     """Return the content with VISTA3D's classes: those that a user chooses, or all."""
     if content.network.name != "Vista3d":

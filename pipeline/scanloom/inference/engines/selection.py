@@ -75,8 +75,8 @@ MIN_VOLUME_ML = 1.0
 """Volume above which a structure is compared by Dice."""
 
 
-def find_engine(name: str) -> Engine:
-    """Return an engine that is installed.
+def check_engine(name: str) -> None:
+    """Refuse an engine that is not installed.
 
     Raises
     ------
@@ -87,7 +87,6 @@ def find_engine(name: str) -> Engine:
     if engine.version() is None:
         detail = f"the engine {name} is not installed: pip install {engine.package}"
         raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
-    return engine
 
 
 def torch_choice(why: str, measured: str = "") -> EngineChoice:
@@ -143,7 +142,7 @@ class EngineSelector:
             raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
         self.choice = self._own_choice("requested" if self.requested == TORCH else "not used yet")
         if self.requested not in ("auto", TORCH):
-            find_engine(self.requested)
+            check_engine(self.requested)
 
     @property
     def _is_graph(self) -> bool:

@@ -200,7 +200,7 @@ def _without_collinear(
 # --- the file -------------------------------------------------------------------------------------
 
 
-def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseContent) -> Path:
+def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseContent) -> None:
     """Write the RTSTRUCT of one model.
 
     Parameters
@@ -226,7 +226,7 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     head.StructureSetDate, head.StructureSetTime = written_datetime(source, case)
     head.SeriesDate = head.InstanceCreationDate = head.StructureSetDate
     head.SeriesTime = head.InstanceCreationTime = head.StructureSetTime
-    tail = _encode(_observations(segmentation, structures))
+    tail = _encode(_observations(structures))
     digest = hashlib.sha256(_encode(head) + tail)
     for part in regions:
         digest.update(part)
@@ -234,7 +234,6 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest.hexdigest())
     head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
     _save(path, head, regions, tail)
-    return path
 
 
 def _save(path: Path, head: Dataset, regions: Parts, tail: bytes) -> None:
@@ -294,7 +293,7 @@ def _description(structure: Structure) -> str:
     return f"{structure.name}{note}"[:1024]  # ST
 
 
-def _observations(segmentation: Segmentation, structures: Sequence[Structure]) -> Dataset:
+def _observations(structures: Sequence[Structure]) -> Dataset:
     """Return all elements behind ROIContourSequence."""
     observations = []
     for s in structures:

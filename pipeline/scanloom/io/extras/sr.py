@@ -145,7 +145,7 @@ class _Segment:
     tracking_uid: str
 
 
-def write_sr(folder: Path, content: CaseContent) -> Path:
+def write_sr(folder: Path, content: CaseContent) -> None:
     """Write the report of a case, of a scan that `can_write` accepts.
 
     Parameters
@@ -171,11 +171,9 @@ def write_sr(folder: Path, content: CaseContent) -> Path:
     head.SeriesInstanceUID = hashed_uid("series", case.recipe, digest)
     head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest)
     head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
-    path = folder / file_names.MEASUREMENTS_SR
-    with path.open("wb") as file:
+    with (folder / file_names.MEASUREMENTS_SR).open("wb") as file:
         dcmwrite(file, head, enforce_file_format=True)
         file.write(tail)
-    return path
 
 
 def _seg_names(segmentation: Segmentation, content: CaseContent) -> list[str]:

@@ -223,8 +223,7 @@ def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
     candidates = (column,) if column is not None else ID_COLUMNS
     ids = next((name for name in candidates if name in names), None)
     if ids is None:
-        detail = f"the table has no column {' or '.join(candidates)}"
-        raise ScanError(Reason.COLUMN_UNKNOWN, detail)
+        raise ScanError(Reason.COLUMN_UNKNOWN, f"the table has no column {' or '.join(candidates)}")
     added = {f"source_{name}" for name in SOURCE_COLUMNS}
     return JoinedColumns(ids, tuple(name for name in names if name not in added or name == ids))
 

@@ -408,7 +408,7 @@ class _Series:
 
 def write_segs(
     folder: Path, segmentation: Segmentation, source: DicomSource, case: Case, models: Sequence[str]
-) -> tuple[Path, ...]:
+) -> None:
     """Write a model's DICOM SEG; for a sheared scan, also on the rectangular grid.
 
     Parameters
@@ -423,11 +423,6 @@ def write_segs(
         Its outputs select the type of SEG; its recipe enters the UIDs.
     models : sequence of str
         All models of the case, which the file names depend on.
-
-    Returns
-    -------
-    tuple of Path
-        The written files.
     """
     (folder / "dicom").mkdir(exist_ok=True)
     number = FIRST_SERIES_NUMBER + 2 * list(models).index(segmentation.model)
@@ -439,7 +434,6 @@ def write_segs(
         upright = _rectangular(segmentation)
         series.append(_Series(upright, source, case, "segmentation_rect", number + 1, thickness))
     date_time = written_datetime(source, case)
-    paths = []
     for seg_series in series:
         layers = seg_series.segmentation.layers
         if seg_series.labelmap:
@@ -451,8 +445,6 @@ def write_segs(
             path = folder / file_names.seg_name(seg_series.stem, segmentation.model, models, n)
             with path.open("wb", buffering=_BUFFER_BYTES) as out:
                 file.save(out)
-            paths.append(path)
-    return tuple(paths)
 
 
 def _rectangular(segmentation: Segmentation) -> Segmentation:
