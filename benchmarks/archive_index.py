@@ -67,7 +67,7 @@ peaks = [resource.getrusage(0).ru_maxrss * 1024]
 count = sum(not one.info.reason for one in index.series)
 read = time.process_time()
 peaks += [resource.getrusage(0).ru_maxrss * 1024]
-used = sum(outcome == "used" for outcome, _ in index.outcomes()) if "files" in sys.argv else 0
+used = sum(file.outcome[0] == "used" for file in index.files()) if "files" in sys.argv else 0
 ended = time.process_time()
 peaks += [resource.getrusage(0).ru_maxrss * 1024]
 seconds = [built - listed - (listed - start), read - built, ended - read]

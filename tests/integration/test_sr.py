@@ -14,6 +14,7 @@ from scanloom.convert.store import shipped
 from scanloom.core import Flag, Layer, Outputs, Reason
 from scanloom.engine.segment import iter_segment
 from scanloom.io.extras import sr
+from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent
 from scanloom.options import SegmentOptions, segment_options
 from support import case_folders
@@ -145,13 +146,13 @@ def test_a_report_that_was_altered_is_not_published(
 ) -> None:
     write = sr.write_sr
 
-    def write_and_alter(folder: Path, content: CaseContent) -> Path:
-        path = write(folder, content)
+    def write_and_alter(folder: Path, content: CaseContent) -> None:
+        write(folder, content)
+        path = folder / file_names.MEASUREMENTS_SR
         report = dcmread(path)
         [number] = report.ContentSequence[-1].ContentSequence[2].ContentSequence[-3:-2]
         number.MeasuredValueSequence[0].NumericValue = 7
         dcmwrite(path, report)
-        return path
 
     monkeypatch.setattr(sr, "write_sr", write_and_alter)
     options = options_of(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -890,3 +890,9 @@ class ModelCard:
     def label_bytes(self) -> int:
         """Bytes per voxel of a label map: 1, or 2 if its labels exceed 255."""
         return label_bytes(self.decision, self.n_outputs)
+
+
+def shared_modality(cards: Iterable[ModelCard]) -> str | None:
+    """Return the only modality that the first inputs of some models require; None for several."""
+    modalities = {card.channels[0].modality for card in cards} - {ANY_MODALITY}
+    return modalities.pop() if len(modalities) == 1 else None

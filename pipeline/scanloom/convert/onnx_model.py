@@ -105,8 +105,7 @@ def _structures(entries: Any) -> tuple[Structure, ...]:
             known = StructureFields.model_validate(fields)
         except ValidationError as exc:
             where = ".".join(map(str, exc.errors(include_url=False)[0]["loc"]))
-            detail = f"{CARD_YAML}: structures.{number}.{truncate(where)} is invalid"
-            raise damaged(detail) from exc
+            raise damaged(f"{CARD_YAML}: structures.{number}.{truncate(where)} is invalid") from exc
         if known.name is None:
             raise damaged(f"{CARD_YAML}: structures.{number}.name is missing")
         structure = make_structure(known.name, number, {slug(known.name): known})

@@ -172,8 +172,7 @@ def _hash(file: Path) -> str:
     try:
         return file_digest(file)
     except OSError as exc:
-        detail = f"{printable(file.name)} can't be read"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise ScanError(Reason.MODEL_DAMAGED, f"{printable(file.name)} can't be read") from exc
 
 
 @dataclass(frozen=True)

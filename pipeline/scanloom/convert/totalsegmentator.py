@@ -34,9 +34,9 @@ from scanloom.cards.card import (
     Weights,
 )
 from scanloom.convert.download.addresses import CLEANED_BY_SHAPE, TOTALSEGMENTATOR_CLEANED
-from scanloom.convert.files import TASK_FILE, read_json, truncate
+from scanloom.convert.files import TASK_FILE, damaged, read_json, truncate, unsupported
 from scanloom.convert.nnunet import is_nnunet, name_structures, read_nnunet
-from scanloom.core import Reason, ScanError, Structure, did_you_mean, slug
+from scanloom.core import ScanError, Structure, did_you_mean, slug
 
 ATTRIBUTION: Final = (
     "TotalSegmentator (Wasserthal et al., Radiology: Artificial Intelligence 2023, "
@@ -242,8 +242,7 @@ def _stated(folder: Path) -> Mode | None:
         name = content.get("task") if isinstance(content, dict) else None
         if not isinstance(name, str) or name not in modes():
             hint = did_you_mean(str(name), list(modes()))
-            detail = f"{TASK_FILE} has no known task ({truncate(str(name))!r}); {hint}"
-            raise ScanError(Reason.MODEL_DAMAGED, detail)
+            raise damaged(f"{TASK_FILE} has no known task ({truncate(str(name))!r}); {hint}")
         return modes()[name]
     name = slug(folder.name)
     return modes().get(name) or modes().get(name.removeprefix(_PREFIX))
@@ -259,7 +258,7 @@ def _only_mode(numbers: set[int]) -> Mode:
     if complete:
         names = ", ".join(mode.name for mode in complete[:8])
         detail = f"weights of several tasks: give FOLDER/TASK, such as FOLDER/{complete[0].name}"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{detail} ({names})")
+        raise unsupported(f"{detail} ({names})")
     candidates = [
         m for m in modes().values() if numbers & {part.dataset.number for part in m.parts}
     ]
@@ -269,17 +268,16 @@ def _only_mode(numbers: set[int]) -> Mode:
 
 
 def _missing(mode: Mode, dataset: TaskDataset) -> ScanError:
-    detail = f"{mode.name} needs {dataset.folder}, which is not in the folder"
-    return ScanError(Reason.MODEL_DAMAGED, detail)
+    return damaged(f"{mode.name} needs {dataset.folder}, which is not in the folder")
 
 
 def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
     """Return the card of a task."""
     if mode.remove_outside:
         detail = "removal of structures by their distance from those of another task"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{mode.name}: {detail}")
+        raise unsupported(f"{mode.name}: {detail}")
     if mode.task in TOTALSEGMENTATOR_CLEANED:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{mode.name}: {CLEANED_BY_SHAPE}")
+        raise unsupported(f"{mode.name}: {CLEANED_BY_SHAPE}")
     parts = tuple(_read_part(part, mode, present) for part in mode.parts)
     first, stage, subset = parts[0], None, None
     if mode.crop is not None:
@@ -343,8 +341,7 @@ def _read_part(part: TaskNetwork, mode: Mode, present: Mapping[int, Path]) -> Mo
         raise _missing(mode, dataset)
     base = read_nnunet(_model_folder(present[dataset.number], mode))
     if not isinstance(base.decision, Argmax) or len(base.channels) != 1 or base.stage:
-        detail = f"{dataset.folder}: regions, several channels or a cascade"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{dataset.folder}: regions, several channels or a cascade")
     weights = _folds(base, mode)
     (channel,) = base.channels
     return replace(
@@ -367,7 +364,7 @@ def _model_folder(folder: Path, mode: Mode) -> Path:
     models = sorted(folder.glob(f"{mode.trainer}__*__{mode.configuration}"))
     if len(models) != 1:
         detail = f"{truncate(folder.name)} has no {mode.trainer}__nnUNetPlans__{mode.configuration}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(detail)
     return models[0]
 
 
@@ -379,7 +376,7 @@ def _folds(card: ModelCard, mode: Mode) -> tuple[Weights, ...]:
     by_name = {each.file.parent.name: each for each in weights}
     missing = [fold for fold in mode.folds if f"fold_{fold}" not in by_name]
     if missing:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{mode.name} needs fold_{missing[0]}")
+        raise damaged(f"{mode.name} needs fold_{missing[0]}")
     return tuple(by_name[f"fold_{fold}"] for fold in mode.folds)
 
 
@@ -390,8 +387,7 @@ def _structures(card: ModelCard, part: TaskNetwork, mode: Mode) -> tuple[Structu
     """
     numbers = [structure.number for structure in card.structures]
     if not set(part.classes) <= set(numbers):
-        detail = f"{part.dataset.folder} has fewer labels than {mode.name}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"{part.dataset.folder} has fewer labels than {mode.name}")
     names = [part.classes.get(number, f"auxiliary_{number}") for number in numbers]
     return name_structures(names, numbers)
 
@@ -405,7 +401,7 @@ def read_dataset_folder(folder: Path) -> ModelCard:
     """Read the only model of nnU-Net in a folder of datasets; errors as `read_nnunet`."""
     dataset = _only_dataset(folder)
     if dataset is None:
-        raise ScanError(Reason.MODEL_DAMAGED, "the folder does not hold one dataset of nnU-Net")
+        raise damaged("the folder does not hold one dataset of nnU-Net")
     return read_nnunet(dataset)
 
 

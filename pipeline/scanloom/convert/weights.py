@@ -359,10 +359,8 @@ def _unknown_names(file: IO[bytes]) -> set[str]:
 def _refusal(file: IO[bytes], name: str, unknown: set[str]) -> ScanError:
     """Return the error for a file that torch's reader for plain data refused."""
     if unknown:
-        detail = f"{name} would run code: it names {printable(min(unknown)[:100])!r}"
-        return unsafe(detail)
+        return unsafe(f"{name} would run code: it names {printable(min(unknown)[:100])!r}")
     file.seek(0)
     if file.read(2) in _CONTAINERS:
         return unsafe(f"{name} contains more than plain data")
-    detail = f"{name} is neither a PyTorch nor a safetensors file"
-    return damaged(detail)
+    return damaged(f"{name} is neither a PyTorch nor a safetensors file")

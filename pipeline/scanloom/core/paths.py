@@ -34,14 +34,12 @@ def home() -> Path:
     """Return the user's home folder; an empty HOME counts as unset, not as the root folder."""
     if variable := os.environ.get("HOME"):
         return Path(variable)
-    try:
-        import pwd
+    import pwd
 
+    try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
         return NOWHERE
-    except ImportError:  # no POSIX
-        return Path.home()
 
 
 def user_cache_folder() -> Path:
@@ -101,14 +99,12 @@ def settle_in() -> None:
 
 def _has_user_name() -> bool:
     """Return whether the system has a name for the user."""
-    try:
-        import pwd
+    import pwd
 
+    try:
         return bool(pwd.getpwuid(os.getuid()).pw_name)
     except KeyError:
         return False
-    except ImportError:  # no POSIX
-        return True
 
 
 def shipped(kind: Literal["models", "data", "workflows"], package: Path | None = None) -> Path:

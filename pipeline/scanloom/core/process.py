@@ -256,10 +256,8 @@ def lock_file(descriptor: int, timeout_s: float | None = None) -> bool:
     OSError
         For any other error of the system.
     """
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        return False
+    import fcntl
+
     no_wait = 0 if timeout_s is None else fcntl.LOCK_NB
     deadline = time.monotonic() + (timeout_s or 0)
     while True:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from scanloom.core import DICOM, Case, CaseRecord, ScanError
@@ -88,12 +87,7 @@ class GrowingIndex:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._abandoned = True
         if kind is None or issubclass(kind, Exception):  # not for a second Ctrl-C
             self._thread.join(_PATIENCE_S)

@@ -8,7 +8,6 @@ again finds it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from scanloom.io.output.published import ResultState
 from scanloom.io.output.single_file import FOREIGN, NIFTI, document_of
 from scanloom.io.system.atomic_write import check_replaceable, fsync_path
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.regular_files import sha256_of
 from scanloom.io.system.scratch_folders import HIDDEN_PREFIX, locked_temporary_folder
 from scanloom.options import SegmentOptions
 
@@ -215,7 +214,7 @@ class ResultFile:
         """Return the record of an earlier result of the same case and recipe, None of another."""
         try:
             document = read_json(self.document)
-            if not _is_of(document, case) or document["sha256"] != _sha256(self.path):
+            if not _is_of(document, case) or document["sha256"] != sha256_of(self.path):
                 return None
             measurements = parse_measurements(document["measurements"])
             flags = known_flags(flag["code"] for flag in document["flags"])
@@ -282,7 +281,7 @@ class ResultFile:
             raise ScanError(Reason.STALE, f"{printable(self.path.name)} was written meanwhile")
         draft = record.folder / self.document.name
         try:
-            write_document(draft, _document(record.folder, self.path.name, _sha256(labels)))
+            write_document(draft, _document(record.folder, self.path.name, sha256_of(labels)))
             fsync_path(draft)
             draft.replace(self.document)
             labels.replace(self.path)  # its bytes reached the disk before the case was published
@@ -331,8 +330,3 @@ def _is_of(document: dict[str, Any], case: Case) -> bool:
 
 def _refused(detail: str) -> ScanError:
     return ScanError(Reason.RESULT_FILE, detail)
-
-
-def _sha256(file: Path) -> str:
-    with open_regular_file(file) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -86,7 +86,7 @@ class Correction:
     seen: Seen
 
 
-def publish_revision(out: Path, name: str, correction: Correction, key: Path | None = None) -> Path:
+def publish_revision(out: Path, name: str, correction: Correction, key: Path | None) -> Path:
     """Publish a correction of the latest result of a case.
 
     One process at a time publishes corrections to an output folder; others wait.

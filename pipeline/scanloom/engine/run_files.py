@@ -242,5 +242,4 @@ def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
     host = f"host {holder.host}"
     remote = f"another container of {host}" if holder.has_our_host else host
     where = "this host" if is_here else f"{remote}: use --take-over if that run is surely dead"
-    detail = f"process {holder.process} since {holder.since} on {where}"
-    raise ScanError(Reason.LOCKED, detail)
+    raise ScanError(Reason.LOCKED, f"process {holder.process} since {holder.since} on {where}")

@@ -78,8 +78,13 @@ class PrecisionChoice:
 
     @property
     def name(self) -> str:
-        """The type's name as in model cards: "float32", "float16" or "bfloat16"."""
-        return str(self.dtype).removeprefix("torch.")
+        """Its `dtype_name`."""
+        return dtype_name(self.dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type as in model cards: "float32", "float16" or "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def set_thread_count(count: int | Literal["auto"]) -> None:

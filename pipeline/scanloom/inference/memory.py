@@ -279,9 +279,9 @@ def estimate_prediction(
     grid: Grid,
     stored: int,
     placement: Placement | None,
-    kept: Sequence[tuple[ModelCard, Grid]] = (),
+    kept: Sequence[tuple[ModelCard, Grid]],
     *,
-    uncertainty: bool = False,
+    uncertainty: bool,
 ) -> MemoryEstimate:
     """Estimate the memory of a model, or of the models of an ensemble, which run together.
 

@@ -35,6 +35,7 @@ from scanloom.inference.device import (
     choose_device,
     choose_precision,
     deterministic,
+    dtype_name,
     is_out_of_memory,
     return_free_memory,
     share_memory,
@@ -249,14 +250,13 @@ class TorchPredictor(PlacedModel):
             if first.wrong:
                 flags.append(Flag.HALF_WRONG)
             # a scan that overflows does so on every machine: not a difference of this one
-            used = first.name if overflowed else str(prediction.memory_plan.dtype)
+            used = first.name if overflowed else dtype_name(prediction.memory_plan.dtype)
             if prediction.memory_plan.device != self.device.device:
                 flags.append(Flag.DEVICE_TOO_SMALL)
-            if self.departs(used.removeprefix("torch.")):
+            if self.departs(used):
                 flags.append(Flag.OTHER_ENGINE)
             return replace(prediction, flags=tuple(flags), engine=self.engine)
-        detail = "scores of the network are NaN or infinite"
-        raise ScanError(Reason.NOT_FINITE, detail)
+        raise ScanError(Reason.NOT_FINITE, "scores of the network are NaN or infinite")
 
     def memory_plans(
         self,
@@ -450,7 +450,7 @@ class TorchPredictor(PlacedModel):
         clock = task.clock
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
         first, *folds = networks
-        precision = PrecisionChoice(memory_plan.dtype, "").name
+        precision = dtype_name(memory_plan.dtype)
         sliding_window = SlidingWindow(
             network=first.network,
             window=self.card.window,
@@ -519,7 +519,7 @@ class Prediction:
             card.version,
             uncertainty=self.uncertainty,
             device=str(self.memory_plan.device),
-            precision=PrecisionChoice(self.memory_plan.dtype, "").name,
+            precision=dtype_name(self.memory_plan.dtype),
             engine=self.engine,
             flags=(*card.flags, *self.flags, *presented),
         )

@@ -908,7 +908,7 @@ def mean_over_flips(
     network: Callable[[torch.Tensor], torch.Tensor],
     windows: torch.Tensor,
     axes: Sequence[int],
-    channels: Sequence[int] = (),
+    channels: Sequence[int],
 ) -> torch.Tensor:
     """Return the mean of a network's scores over all combinations of flips.
 

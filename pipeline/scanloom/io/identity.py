@@ -252,8 +252,7 @@ def _hash_files(
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(lambda file: hash_file(file, key), files))
     except OSError as exc:
-        detail = f"a file cannot be read ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
+        raise ScanError(Reason.UNREADABLE, f"a file cannot be read ({type(exc).__name__})") from exc
 
 
 def _whole_file(path: Path, key: bytes) -> bytes:

@@ -144,7 +144,7 @@ def read_scan(
 
 
 def read_outline(
-    series: Series, options: ReadOptions = ReadOptions(), *, phase: int | None = None
+    series: Series, options: ReadOptions, *, phase: int | None
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid of the volume that `read_scan` would return, and the type of its voxels.
 

@@ -44,7 +44,7 @@ from scanloom.io.output.published import FILE_STAMPS, SOURCE_STAMP, check_files
 from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.system.atomic_write import fsync_path, private_draft
 from scanloom.io.system.disk_errors import is_passing, output_error
-from scanloom.io.system.regular_files import open_descriptor, open_regular_file
+from scanloom.io.system.regular_files import open_descriptor, open_regular_file, sha256_of
 from scanloom.io.write.nifti import write_nifti
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 from scanloom.review.revisions import latest_result, revision_number
@@ -701,7 +701,7 @@ def _is_as_written(path: Path, stamp: tuple[int, int], sha256: str | None) -> bo
     found = _stamp(path)
     if found == stamp or sha256 is None:
         return found[0] == stamp[0]
-    return _sha256(path) == sha256
+    return sha256_of(path) == sha256
 
 
 @dataclass
@@ -764,7 +764,7 @@ class _Maker:
             files,
             image_of,
             labels_of,
-            labels_sha256=_sha256(self.draft / labels),
+            labels_sha256=sha256_of(self.draft / labels),
         )
 
     def _reuse(self, case: str, of: str, digest: str, names: Sequence[str]) -> bool:
@@ -909,11 +909,6 @@ def _stamp(path: Path) -> tuple[int, int]:
     if not stat.S_ISREG(state.st_mode):
         raise OSError("not a regular file")
     return state.st_size, state.st_mtime_ns
-
-
-def _sha256(path: Path) -> str:
-    with open_regular_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _clear_drafts(folder: Path) -> None:

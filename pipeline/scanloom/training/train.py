@@ -157,8 +157,7 @@ def prepare(
         raise ScanError(Reason.TRAINING_DATA, detail)
     seen = frozenset[str]().union(*(good[pair].structures for pair in used["training"]))
     if unseen := [each.label for each in recipe.structures if each.label not in seen]:
-        detail = f"no case for training has the structure {unseen[0]}"
-        raise ScanError(Reason.TRAINING_DATA, detail)
+        raise ScanError(Reason.TRAINING_DATA, f"no case for training has the structure {unseen[0]}")
     for pair in (*used["training"], *used["validation"]):
         content.update(good[pair].sha256.encode())
     return Prepared(recipe, used, left_out, content.hexdigest())
@@ -269,8 +268,7 @@ def run_training(
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            detail = "another training of this bundle is running"
-            raise ScanError(Reason.LOCKED, detail) from exc
+            raise ScanError(Reason.LOCKED, "another training of this bundle is running") from exc
         except OSError:  # a file system without locks
             pass
         _run_training(bundle, report, overrides)

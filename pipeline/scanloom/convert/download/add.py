@@ -17,13 +17,7 @@ from typing import Final
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import CARD_FILE, read_card
 from scanloom.convert.conversion import convert_model
-from scanloom.convert.download.sources import (
-    Downloads,
-    Gathered,
-    Progress,
-    Source,
-    find_source,
-)
+from scanloom.convert.download.sources import Downloads, Gathered, Progress, Source, find_source
 from scanloom.convert.files import TASK_FILE
 from scanloom.convert.provenance import (
     Provenance,
@@ -192,8 +186,7 @@ def remove_model(name: str) -> None:
     folder = _own_folder(name)
     if folder is None:
         note = "" if model is None else f" of your own: it is in {_SECTIONS[model.section]}"
-        detail = f"there is no model {printable(name[:200])!r}{note}"
-        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+        raise ScanError(Reason.MODEL_UNKNOWN, f"there is no model {printable(name[:200])!r}{note}")
     with _work_folder(name, lambda: None) as work:
         if folder.is_symlink():
             folder.unlink()

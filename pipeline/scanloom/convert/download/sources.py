@@ -458,8 +458,7 @@ def _find_bundle(listing: Any, requested: str, version: str | None) -> tuple[str
     name = names.get(requested.lower())
     if name is None:
         hint = did_you_mean(requested, sorted(names.values()))
-        detail = f"MONAI's model zoo has no {requested!r}; {hint}"
-        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+        raise ScanError(Reason.MODEL_UNKNOWN, f"MONAI's model zoo has no {requested!r}; {hint}")
     version = version or max(versions[name], key=_order)
     if version not in versions[name]:
         hint = did_you_mean(version, sorted(versions[name], key=_order))

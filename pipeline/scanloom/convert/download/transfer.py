@@ -408,8 +408,7 @@ def _check_total(
     if total > limit_bytes:
         raise _too_large(pending, limit_bytes)
     if remote.size is not None and total != remote.size:
-        detail = f"the file has {total} bytes; {remote.size} are published"
-        raise ScanError(Reason.DOWNLOAD, detail)
+        raise ScanError(Reason.DOWNLOAD, f"the file has {total} bytes; {remote.size} are published")
     missing = total - pending.size()
     if missing > shutil.disk_usage(pending.file.parent).free:
         detail = f"the file needs {format_bytes(missing)} on the disk of the model store"

@@ -155,8 +155,7 @@ def _sha256(folder: Path, file: str) -> str | None:
 
 def _unknown(target: str, file: str, sha256: str | None) -> ScanError:
     version = "which is missing" if sha256 is None else f"SHA-256 {sha256}"
-    detail = f"{truncate(target)} is code of the bundle ({truncate(file)}, {version})"
-    return unsafe(detail)
+    return unsafe(f"{truncate(target)} is code of the bundle ({truncate(file)}, {version})")
 
 
 def check_imports(folder: Path, entries: Any) -> None:

@@ -24,7 +24,7 @@ from scanloom.convert.files import (
     unsupported,
 )
 from scanloom.convert.monai.allow_list import check_imports, judge_network, judge_target
-from scanloom.convert.monai.config import Config, describe, read_entries, set_entries
+from scanloom.convert.monai.config import Config, describe, is_whole, read_entries, set_entries
 from scanloom.convert.monai.metadata import (
     METADATA,
     Metadata,
@@ -147,7 +147,7 @@ def everything(text: Any) -> tuple[int, ...]:
 
 
 def _is_class(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LAST_CLASS
+    return is_whole(value) and 1 <= value <= LAST_CLASS
 
 
 def choose(
@@ -236,7 +236,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     obstacles = Obstacles()
     content = _read_content(folder, entries, metadata, obstacles)
     obstacles.check()
-    content = _with_prompts(content, metadata, entries, classes)
+    content = _with_prompts(content, entries, classes)
     before, after = content.before, content.after
     structures = read_structures(
         content.output, after.decision, metadata.scanloom.structures, after.rests
@@ -388,7 +388,7 @@ def _check_dimensions(network: card.NetworkSpec, window: card.Window) -> None:
 
 
 def _with_prompts(
-    content: _BundleContent, metadata: Metadata, entries: Mapping[str, Any], class_names: str | None
+    content: _BundleContent, entries: Mapping[str, Any], class_names: str | None
 ) -> _BundleContent:
     """Return the content with VISTA3D's classes: those that a user chooses, or all."""
     if content.network.name != "Vista3d":

@@ -265,6 +265,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def is_whole(value: Any) -> bool:
+    """Return whether `value` is an integer and not a boolean."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def describe(value: Any) -> str:
     """Return a short text for a bundle's value, for messages."""
     if isinstance(value, Name):

@@ -11,7 +11,7 @@ from scanloom.cards.card import ANY_MODALITY, Argmax, Channel, Decision, Network
 from scanloom.cards.codes import coding, color, color_by_code
 from scanloom.cards.networks import NETWORKS
 from scanloom.convert.files import damaged, truncate, unsupported
-from scanloom.convert.monai.config import Arguments, Component, Name, describe
+from scanloom.convert.monai.config import Arguments, Component, Name, describe, is_whole
 from scanloom.convert.monai.metadata import CodeFields, Metadata, StructureFields, TensorFormat
 from scanloom.core import Code, Reason, ScanError, Structure, slug
 from scanloom.options import MAX_OVERLAP
@@ -325,7 +325,7 @@ def _size(args: Arguments) -> tuple[int, int, int] | None:
     """Return the window size; None if it is the whole grid (all sizes 0 or below)."""
     value = args.take("roi_size")
     sizes = value if isinstance(value, list) else [value] * 3
-    if len(sizes) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) for n in sizes):
+    if len(sizes) != 3 or not all(map(is_whole, sizes)):
         raise args.refused("roi_size", value)
     if max(sizes) <= 0:
         return None
@@ -336,4 +336,4 @@ def _size(args: Arguments) -> tuple[int, int, int] | None:
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_SIZE
+    return is_whole(value) and 1 <= value <= _MAX_SIZE

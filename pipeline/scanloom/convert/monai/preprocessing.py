@@ -26,6 +26,7 @@ from scanloom.convert.monai.config import (
     Component,
     describe,
     is_number,
+    is_whole,
     unwrapped,
 )
 from scanloom.convert.monai.runner import Obstacles
@@ -333,7 +334,7 @@ def _resize(args: Arguments, state: Preprocessing) -> None:
     sizes = args.take("spatial_size")
     if not isinstance(sizes, list) or len(sizes) != 3:
         raise args.refused("spatial_size", sizes)
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 1024 for n in sizes):
+    if not all(is_whole(n) and 1 <= n <= 1024 for n in sizes):
         raise args.refused("spatial_size", sizes)
     modes: dict[str, Literal["area", "trilinear"]] = {
         "area": "area",
@@ -411,8 +412,7 @@ def _lengths(args: Arguments, name: str, default: int | None = None) -> list[int
     """Return a length for each axis; one counts for all."""
     value = args.take(name, default)
     values = value if isinstance(value, list) and len(value) == 3 else [unwrapped(value)] * 3
-    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in values)
-    if not whole or not all(n <= _LONGEST for n in values):
+    if not all(is_whole(n) and n <= _LONGEST for n in values):
         raise args.refused(name, value)
     return values
 

@@ -32,7 +32,7 @@ VERSIONED_PACKAGES = (
 """Packages whose versions can change a result, beside scanloom."""
 
 
-def case_json(segmented: SegmentedCase, present: Collection[str] = ()) -> dict[str, Any]:
+def case_json(segmented: SegmentedCase, present: Collection[str]) -> dict[str, Any]:
     """Return the document of a result and its provenance, without paths or identity.
 
     `present` has the conditions of known errors that the scan meets.

@@ -12,7 +12,7 @@ from scanloom.cards.card_file import card_digest
 from scanloom.cards.graph import check_relations, check_side, networks, structures_of_results
 from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, did_you_mean
-from scanloom.core.relations import NO_RELATIONS, Relations
+from scanloom.core.relations import Relations
 from scanloom.engine.workflow.schema import Execution
 from scanloom.inference.graph import Predictor
 from scanloom.io.output.engines import OutputEngines
@@ -48,9 +48,7 @@ def check_networks(cards: Sequence[ModelCard]) -> None:
             check_network(network)
 
 
-def check_structures(
-    cards: Sequence[ModelCard], outputs: Outputs, relations: Relations = NO_RELATIONS
-) -> None:
+def check_structures(cards: Sequence[ModelCard], outputs: Outputs, relations: Relations) -> None:
     """Refuse relations that do not fit, a label without a result, and a result without a label.
 
     A model of whose structures none is requested may serve others: then it has no result.
@@ -112,8 +110,7 @@ def find_unchanged(name: str, digest: str) -> ModelCard:
     try:
         card = find_model(name)
     except ScanError as exc:
-        detail = f"a model is missing now ({exc.code})"
-        raise ScanError(Reason.MODEL_CHANGED, detail) from exc
+        raise ScanError(Reason.MODEL_CHANGED, f"a model is missing now ({exc.code})") from exc
     if card_digest(card) != digest:
         raise ScanError(Reason.MODEL_CHANGED, f"{card.name} has changed")
     return card

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from scanloom.cards.card import ANY_MODALITY, CONTRAST, HEAD, ModelCard
+from scanloom.cards.card import CONTRAST, HEAD, ModelCard, shared_modality
 from scanloom.cards.graph import known_errors
 from scanloom.core import (
     Flag,
@@ -224,18 +224,13 @@ def _write_preview(folder: Path, content: CaseContent) -> None:
     errors = known_errors(content.cards, content.case.relations, content.present)
     about = About(
         case_id=content.case.id,
-        assumed_modality=_assumed_modality(content.cards),
+        assumed_modality=shared_modality(content.cards),
         # the one to expect first of each model: all would take more room than the legend
         limitations=tuple(texts[0] for texts in errors.values() if texts),
     )
     drawn = choose_content(content.scan.volume, content.segmentations, content.measurements, about)
     draw_page(drawn, content.flags, folder / file_names.PREVIEW)
     draw_thumbnail(drawn, folder / file_names.THUMBNAIL)
-
-
-def _assumed_modality(cards: Sequence[ModelCard]) -> str | None:
-    modalities = {card.channels[0].modality for card in cards} - {ANY_MODALITY}
-    return modalities.pop() if len(modalities) == 1 else None
 
 
 def conditions_of(volume: Volume, cards: Sequence[ModelCard]) -> frozenset[str]:
@@ -245,14 +240,10 @@ def conditions_of(volume: Volume, cards: Sequence[ModelCard]) -> frozenset[str]:
         return frozenset()
     from scanloom.review.preview.slicing import View, find_body, is_in_hounsfield
 
-    hounsfield = is_in_hounsfield(volume, _assumed_modality(cards))
+    hounsfield = is_in_hounsfield(volume, shared_modality(cards))
     body = find_body(volume, View(volume.grid), hounsfield)
     met = {where for where, here in ((HEAD, body.head), (CONTRAST, body.enhanced)) if here}
     return frozenset(met & conditions)
-
-
-def _preview_bytes(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
-    return _PICTURE_BYTES
 
 
 WRITERS = (
@@ -267,7 +258,7 @@ WRITERS = (
     SURFACE,
     Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
     RADIOMICS,
-    Writer("preview", _preview_files, _write_preview, memory=_preview_bytes),
+    Writer("preview", _preview_files, _write_preview, memory=lambda *_: _PICTURE_BYTES),
 )
 """All writers. Measurements and features are read back after the label maps, with which they are
 compared; a writer is after the one that it waits for."""

@@ -7,7 +7,6 @@ Holders of the key find the sources of the file ids in a manifest.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import itertools
 import json
@@ -39,11 +38,10 @@ from scanloom.io.output.growing_table import file_state
 from scanloom.io.output.layout import TOTALS, iter_cases, read_case
 from scanloom.io.output.measurements import (
     COLUMNS,
-    escape_formula,
     measurement_to_row,
     read_measurements_json,
 )
-from scanloom.io.output.parquet_file import open_parquet, parquet_writer, read_errors, read_parquet
+from scanloom.io.output.parquet_file import open_parquet, read_errors, read_parquet
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.tabled_cases import (
     BATCH_ROWS,
@@ -55,6 +53,7 @@ from scanloom.io.output.tabled_cases import (
     described,
     has_columns,
     merge_rows,
+    write_both,
     write_rows,
 )
 from scanloom.io.system.atomic_write import atomic_write
@@ -359,7 +358,10 @@ def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
     """Return the table that `write_case_tables` would write."""
     import pyarrow as pa
 
-    return pa.Table.from_pylist(list(_measurement_rows(out, damaged)), _schema(MEASUREMENT_COLUMNS))
+    outdated = outdated_cases(out)
+    cases = iter_cases(out, lambda folder: measurement_rows(folder, outdated), damaged)
+    rows = list(itertools.chain.from_iterable(cases))
+    return pa.Table.from_pylist(rows, _schema(MEASUREMENT_COLUMNS))
 
 
 def stale_cases(out: Path) -> set[str]:
@@ -379,12 +381,6 @@ def stale_cases(out: Path) -> set[str]:
 def outdated_cases(out: Path) -> set[str]:
     """Return the ids of the cases of another recipe, or whose last attempt failed."""
     return stale_cases(out) | failed_cases(out)
-
-
-def _measurement_rows(out: Path, damaged: set[str]) -> Iterator[dict[str, Any]]:
-    outdated = outdated_cases(out)
-    rows = iter_cases(out, lambda folder: measurement_rows(folder, outdated), damaged)
-    return itertools.chain.from_iterable(rows)
 
 
 def measurement_rows(folder: Path, outdated: Container[str]) -> Rows:
@@ -515,39 +511,17 @@ def write_table(
     OSError
         If a table can't be written.
     """
-    atomic_write(
-        stem.with_suffix(".parquet"),
-        lambda parquet_draft: atomic_write(
-            stem.with_suffix(".csv"),
-            lambda csv_draft: _write_both(parquet_draft, csv_draft, columns, rows, written),
-        ),
-    )
+    schema, remaining = _schema(columns), iter(rows)
+    batches = iter(lambda: list(itertools.islice(remaining, BATCH_ROWS)), [])
 
+    def metadata(csv_size: int) -> dict[bytes, bytes]:
+        return {} if written is None else {_WRITTEN: json.dumps(written(csv_size)).encode()}
 
-def _write_both(
-    parquet_file: Path,
-    csv_file: Path,
-    columns: Sequence[str],
-    rows: Iterable[dict[str, Any]],
-    written: Callable[[int], dict[str, Any]] | None,
-) -> None:
-    import pyarrow as pa
+    def write(table: Path, text: Path) -> None:
+        write_both(table, text, schema, batches, metadata)
 
-    schema = _schema(columns)
-    with parquet_writer(parquet_file, schema) as table_writer:
-        with csv_file.open("w", encoding="utf-8", newline="") as text:
-            csv_writer = csv.DictWriter(text, columns, lineterminator="\n")
-            csv_writer.writeheader()
-            remaining = iter(rows)
-            while batch := list(itertools.islice(remaining, BATCH_ROWS)):
-                table_writer.write_table(pa.Table.from_pylist(batch, schema))
-                csv_writer.writerows(
-                    {n: escape_formula(v) if isinstance(v, str) else v for n, v in row.items()}
-                    for row in batch
-                )
-        if written is not None:
-            text_of = json.dumps(written(csv_file.stat().st_size))
-            table_writer.add_key_value_metadata({_WRITTEN: text_of.encode()})
+    table, text = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
+    atomic_write(table, lambda draft: atomic_write(text, partial(write, draft)))
 
 
 def _schema(columns: Sequence[str]) -> pa.Schema:

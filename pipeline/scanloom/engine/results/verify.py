@@ -6,7 +6,6 @@ Rows of the tables are compared with the cases, and CSV with Parquet.
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 from collections import defaultdict, deque
 from collections.abc import Container, Iterator, Sequence
@@ -46,7 +45,7 @@ from scanloom.io.output.private import (
     read_fingerprint,
 )
 from scanloom.io.output.tabled_cases import BATCH_ROWS, MEASUREMENTS
-from scanloom.io.system.regular_files import open_regular_file, read_regular_file
+from scanloom.io.system.regular_files import open_regular_file, read_regular_file, sha256_of
 from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, read_lines
 
@@ -332,7 +331,7 @@ def _trail_key(out: Path, key: Path | None) -> bytes | None:
     return None
 
 
-def unchecked_trail(out: Path, key: Path | None = None) -> bool:
+def unchecked_trail(out: Path, key: Path | None) -> bool:
     """Return whether an output folder has an audit trail, and its key is missing."""
     return (out / PRIVATE / AUDIT).exists() and _trail_key(out, key) is None
 
@@ -391,8 +390,7 @@ def verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:
     yield from (Discrepancy("extra", f"{name}/{file}") for file in sorted(present - expected))
     for file in sorted(present & sums.keys()):
         try:
-            with open_regular_file(folder / file) as stream:
-                is_same = hashlib.file_digest(stream, "sha256").hexdigest() == sums[file]
+            is_same = sha256_of(folder / file) == sums[file]
         except OSError:
             yield Discrepancy("unreadable", f"{name}/{file}")
             continue

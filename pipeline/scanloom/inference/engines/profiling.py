@@ -76,5 +76,4 @@ def _export(trace: profile, path: Path) -> None:
             trace.export_chrome_trace(str(draft))
             draft.replace(path)
     except OSError as exc:
-        detail = "the trace can't be written"
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(path)) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, "the trace can't be written", str(path)) from exc

@@ -26,7 +26,7 @@ from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.core import Reason, ScanError, StepTimer, format_duration
 from scanloom.core.engines import EngineChoice, EngineRecord, EngineRecords
 from scanloom.core.packages import package_versions
-from scanloom.inference.device import is_out_of_memory
+from scanloom.inference.device import dtype_name, is_out_of_memory
 from scanloom.inference.engines.cache import (
     EngineTrial,
     export_key,
@@ -75,8 +75,8 @@ MIN_VOLUME_ML = 1.0
 """Volume above which a structure is compared by Dice."""
 
 
-def find_engine(name: str) -> Engine:
-    """Return an engine that is installed.
+def check_engine(name: str) -> None:
+    """Refuse an engine that is not installed.
 
     Raises
     ------
@@ -87,7 +87,6 @@ def find_engine(name: str) -> Engine:
     if engine.version() is None:
         detail = f"the engine {name} is not installed: pip install {engine.package}"
         raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
-    return engine
 
 
 def torch_choice(why: str, measured: str = "") -> EngineChoice:
@@ -143,16 +142,16 @@ class EngineSelector:
             raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
         self.choice = self._own_choice("requested" if self.requested == TORCH else "not used yet")
         if self.requested not in ("auto", TORCH):
-            find_engine(self.requested)
+            check_engine(self.requested)
 
     @property
     def _is_graph(self) -> bool:
         return self.card.network.name == ONNX_GRAPH
 
-    def _own_choice(self, why: str, measured: str = "") -> EngineChoice:
+    def _own_choice(self, why: str) -> EngineChoice:
         """Return what runs the network without a further engine: torch, OpenVINO a graph."""
         if not self._is_graph:
-            return torch_choice(why, measured)
+            return torch_choice(why)
         return EngineChoice(GRAPH_ENGINES[0], str(ENGINES[GRAPH_ENGINES[0]].version()), why)
 
     def departs(self, precision: str) -> bool:
@@ -237,7 +236,7 @@ class EngineSelector:
         if engine is None or engine.version() is None:
             fault = "it is not installed here"
         elif not engine.supports(model.device, model.loaded.dtype):
-            precision = str(model.loaded.dtype).removeprefix("torch.")
+            precision = dtype_name(model.loaded.dtype)
             fault = f"it does not run on {model.device.type} in {precision}"
         else:
             requests = self._requests(model, scan)

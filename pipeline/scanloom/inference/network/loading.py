@@ -27,6 +27,7 @@ from scanloom.inference.device import (
     cudnn_version,
     deterministic,
     device_memory,
+    dtype_name,
     is_out_of_memory,
 )
 from scanloom.inference.engines.cache import (
@@ -347,7 +348,7 @@ def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> 
         save_measurement(path, {"error": error})
     if error <= LARGEST_ERROR:
         return ""
-    return f"{str(loaded.dtype).removeprefix('torch.')} was wrong by {error:.1g} in a window here"
+    return f"{dtype_name(loaded.dtype)} was wrong by {error:.1g} in a window here"
 
 
 def half_error(

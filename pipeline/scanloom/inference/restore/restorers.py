@@ -120,7 +120,7 @@ class Restorer(Protocol):
 
 
 def make_restorer(
-    plan: NetworkPlan, card: ModelCard, device: torch.device, *, fused: bool = True
+    plan: NetworkPlan, card: ModelCard, device: torch.device, *, fused: bool
 ) -> Restorer:
     """Return the restorer of a model, for scores on a device.
 

@@ -77,7 +77,7 @@ def read_dicom(
     """
     headers = _usable_headers(files)
     stack = _stack_volume(headers, phase, options.gaps)
-    duplicates = _count_duplicates(stack)
+    _check_duplicates(stack)
     array = read_values(stack.slices, voxel_limit(options))
     padding, padding_limit = _padding(stack.real)
     fill_gaps(array, stack.slices, padding, padding_limit)
@@ -89,7 +89,7 @@ def read_dicom(
         unit = "HU"
     factor, is_factor_doubtful = _suv_factor(stack.real) if modality == "PT" else (None, False)
     flags = list(stack.flags)
-    if duplicates:
+    if stack.twins:
         flags.append(Flag.DUPLICATES_DROPPED)
     if is_factor_doubtful or differ_in_records(stack.real):
         flags.append(Flag.SLICES_DIFFER)
@@ -113,7 +113,7 @@ def read_dicom(
 
 
 def dicom_outline(
-    files: Sequence[Path], phase: int | None = None, gaps: Gaps = "refuse", limit: int | None = None
+    files: Sequence[Path], phase: int | None, gaps: Gaps, limit: int | None
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid and dtype of the volume that `read_dicom` would return; same errors.
 
@@ -129,28 +129,24 @@ def dicom_outline(
     return outline
 
 
-def dicom_source(
-    files: Sequence[Path], phase: int | None = None, gaps: Gaps = "refuse"
-) -> DicomSource:
+def dicom_source(files: Sequence[Path], phase: int | None, gaps: Gaps) -> DicomSource:
     """Return the source of the volume that `read_dicom` would return; errors as `dicom_outline`."""
     headers = _usable_headers(files)
     current_session().cache(HeaderCache).put(headers)
     return _source(_stack_volume(headers, phase, gaps))
 
 
-def probe_headers(
-    headers: Sequence[Header], phase: int | None = None, gaps: Gaps = "refuse"
-) -> tuple[Grid, np.dtype[Any]]:
-    """Return the grid and dtype of the volume that headers describe; errors as for `read_dicom`.
+def probe_headers(headers: Sequence[Header], phase: int | None = None) -> Grid:
+    """Return the grid of the volume that headers describe; errors as for `read_dicom`.
 
     Pixels are read only where slices share a position: whether they were sent twice, or differ.
     """
-    return _outline(_stack_volume(headers, phase, gaps))
+    return _outline(_stack_volume(headers, phase, "refuse"))[0]
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
     check_decodable(stack.real)
-    _count_duplicates(stack)
+    _check_duplicates(stack)
     rescales = {(s.slope, s.intercept) for s in stack.real}
     are_integers = all(float(n).is_integer() for pair in rescales for n in pair)
     shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
@@ -359,14 +355,10 @@ def _rounding_flags(stack: Stack, array: NDArray[Any]) -> list[Flag]:
     return []
 
 
-def _count_duplicates(stack: Stack) -> int:
-    """Return the number of duplicate slices.
-
-    DUPLICATE_SLICES or SLICE_GAP if slices at one position hold different pixels.
-    """
+def _check_duplicates(stack: Stack) -> None:
+    """Refuse slices at one position that hold different pixels: DUPLICATE_SLICES or SLICE_GAP."""
     if not all(same_pixels(kept, duplicate) for kept, duplicate in stack.twins):
         raise duplicate_position_error(stack)
-    return len(stack.twins)
 
 
 def _padding(slices: Sequence[Slice]) -> tuple[float | None, float | None]:

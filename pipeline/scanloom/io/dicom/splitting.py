@@ -321,7 +321,7 @@ class SliceGroup:
         ordered = sorted(members.items(), key=lambda item: value_sort_key(item[0]))
         return {value: self.pick(indices) for value, indices in ordered}
 
-    def split_by(self, attribute: SliceAttribute, *, exact: bool = False) -> dict[str, SliceGroup]:
+    def split_by(self, attribute: SliceAttribute, *, exact: bool) -> dict[str, SliceGroup]:
         """Return the slices of each kind of values of an attribute, in the order of values."""
         kinds = kinds_of(attribute, self.slices, exact=exact)
         if len(set(kinds.values())) < 2:

@@ -39,16 +39,16 @@ from scanloom.io.readback.mismatch import count_labels, decoding, mismatch_error
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.write.derived_dicom import (
     ANATOMY,
+    ITEM,
     algorithm_item,
     code_item,
     hashed_uid,
     long_string,
     make_item,
+    new_object,
     reference_item,
-    shared_with,
     written_datetime,
 )
-from scanloom.version import __version__
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -62,7 +62,6 @@ _QUARTERS = 4
 """Points are integers in quarters of a pixel: halves for outlines, quarters for channels."""
 _MIN_DECIMALS, _DECIMALS_OF_PIXEL = 4, 3
 """Decimals of a coordinate in mm: 0.1 um, and a thousandth of a pixel."""
-_ITEM = b"\xfe\xff\x00\xe0"
 _MAX_LENGTH = 2**32 - 2
 """Bytes of an element with a stated length."""
 _BYTES_PER_VOXEL = 1
@@ -201,7 +200,7 @@ def _without_collinear(
 # --- the file -------------------------------------------------------------------------------------
 
 
-def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseContent) -> Path:
+def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseContent) -> None:
     """Write the RTSTRUCT of one model.
 
     Parameters
@@ -227,7 +226,7 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     head.StructureSetDate, head.StructureSetTime = written_datetime(source, case)
     head.SeriesDate = head.InstanceCreationDate = head.StructureSetDate
     head.SeriesTime = head.InstanceCreationTime = head.StructureSetTime
-    tail = _encode(_observations(segmentation, structures))
+    tail = _encode(_observations(structures))
     digest = hashlib.sha256(_encode(head) + tail)
     for part in regions:
         digest.update(part)
@@ -235,7 +234,6 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest.hexdigest())
     head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
     _save(path, head, regions, tail)
-    return path
 
 
 def _save(path: Path, head: Dataset, regions: Parts, tail: bytes) -> None:
@@ -257,21 +255,15 @@ def _head(
     segmentation: Segmentation, source: DicomSource, structures: Sequence[Structure], number: int
 ) -> Dataset:
     """Return all elements before ROIContourSequence but dates and UIDs (PS3.3 A.19)."""
-    from pydicom.dataset import FileMetaDataset
-
-    head = shared_with(source, [segmentation])
-    for keyword in [k for k in head.dir("LossyImageCompression") if k in head]:
-        delattr(head, keyword)
-    head.file_meta = meta = FileMetaDataset()
-    meta.TransferSyntaxUID = IMPLICIT_VR_LITTLE_ENDIAN
-    meta.ImplementationClassUID = hashed_uid("implementation")
-    meta.ImplementationVersionName = f"scanloom {__version__}"[:16]
-    meta.MediaStorageSOPClassUID = head.SOPClassUID = RT_STRUCTURE_SET_STORAGE
-    head.Modality, head.OperatorsName = "RTSTRUCT", ""
-    head.SeriesNumber, head.InstanceNumber = number, 1
-    head.SeriesDescription = f"scanloom {segmentation.model}, outlines"[:64]  # LO
-    head.Manufacturer = head.ManufacturerModelName = "scanloom"
-    head.SoftwareVersions, head.DeviceSerialNumber = __version__, "0"
+    head = new_object(
+        source,
+        [segmentation],
+        RT_STRUCTURE_SET_STORAGE,
+        IMPLICIT_VR_LITTLE_ENDIAN,
+        "RTSTRUCT",
+        f"scanloom {segmentation.model}, outlines",
+    )
+    head.OperatorsName, head.SeriesNumber, head.InstanceNumber = "", number, 1
     head.StructureSetLabel, head.StructureSetName = "SEGMENTATION", segmentation.model[:64]
     frame = valid_uid(source.first, "FrameOfReferenceUID")
     images = {(i.sop_instance, i.frame): i for i in source.slices if i is not None}
@@ -301,7 +293,7 @@ def _description(structure: Structure) -> str:
     return f"{structure.name}{note}"[:1024]  # ST
 
 
-def _observations(segmentation: Segmentation, structures: Sequence[Structure]) -> Dataset:
+def _observations(structures: Sequence[Structure]) -> Dataset:
     """Return all elements behind ROIContourSequence."""
     observations = []
     for s in structures:
@@ -413,7 +405,7 @@ def _element(group: int, element: int, text: bytes) -> bytes:
 
 def _item(parts: Parts) -> Parts:
     """Return an item of a sequence in implicit VR (PS3.5 7.5)."""
-    return [_ITEM + struct.pack("<I", sum(map(len, parts))), *parts]
+    return [ITEM + struct.pack("<I", sum(map(len, parts))), *parts]
 
 
 def _sequence(group: int, element: int, items: Parts) -> Parts:
@@ -698,7 +690,7 @@ def _items(sequence: memoryview) -> Iterator[_Elements]:
         mark, length = _ITEM_HEAD.unpack_from(sequence, offset)
         start = offset + _ITEM_HEAD.size
         offset = start + length
-        if mark != _ITEM or offset > len(sequence):
+        if mark != ITEM or offset > len(sequence):
             raise ValueError("an item is missing or truncated")
         yield _elements(sequence[start:offset])
 

@@ -38,16 +38,17 @@ from scanloom.io.write.derived_dicom import (
     FAMILY,
     algorithm_version,
     code_item,
+    encode_dataset,
+    encode_element,
+    encode_sequence,
     hashed_uid,
     long_string,
     make_item,
+    new_object,
     reference_item,
-    shared_with,
     written_datetime,
 )
-from scanloom.io.write.dicom_seg import encode_dataset
 from scanloom.ops.measure import Name
-from scanloom.version import __version__
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -60,7 +61,6 @@ SCHEME = "99SCANLOOM"
 _ENHANCED_SR = "1.2.840.10008.5.1.4.1.1.88.22"
 _MAX_VALUE = 16
 """Characters of a code's value (SH); longer ones have an element of their own."""
-_ITEM = b"\xfe\xff\x00\xe0"
 _BYTES_PER_STRUCTURE = 128 * 1024
 """Content items of a group as pydicom holds them when they are read back."""
 
@@ -145,7 +145,7 @@ class _Segment:
     tracking_uid: str
 
 
-def write_sr(folder: Path, content: CaseContent) -> Path:
+def write_sr(folder: Path, content: CaseContent) -> None:
     """Write the report of a case, of a scan that `can_write` accepts.
 
     Parameters
@@ -171,11 +171,9 @@ def write_sr(folder: Path, content: CaseContent) -> Path:
     head.SeriesInstanceUID = hashed_uid("series", case.recipe, digest)
     head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest)
     head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
-    path = folder / file_names.MEASUREMENTS_SR
-    with path.open("wb") as file:
+    with (folder / file_names.MEASUREMENTS_SR).open("wb") as file:
         dcmwrite(file, head, enforce_file_format=True)
         file.write(tail)
-    return path
 
 
 def _seg_names(segmentation: Segmentation, content: CaseContent) -> list[str]:
@@ -206,22 +204,17 @@ def _written_segments(folder: Path, content: CaseContent) -> dict[Name, _Segment
 
 def _head(content: CaseContent, source: DicomSource, segments: Sequence[_Segment]) -> Dataset:
     """Return all elements but dates, UIDs and the last, ContentSequence (PS3.3 A.35.2)."""
-    from pydicom.dataset import FileMetaDataset
-
-    head = shared_with(source, content.segmentations)
-    for keyword in [k for k in head.dir("LossyImageCompression") if k in head]:
-        delattr(head, keyword)
+    head = new_object(
+        source,
+        content.segmentations,
+        _ENHANCED_SR,
+        EXPLICIT_VR_LITTLE_ENDIAN,
+        "SR",
+        "scanloom measurements",
+    )
     del head.FrameOfReferenceUID, head.PositionReferenceIndicator
-    head.file_meta = meta = FileMetaDataset()
-    meta.TransferSyntaxUID = EXPLICIT_VR_LITTLE_ENDIAN
-    meta.ImplementationClassUID = hashed_uid("implementation")
-    meta.ImplementationVersionName = f"scanloom {__version__}"[:16]
-    meta.MediaStorageSOPClassUID = head.SOPClassUID = _ENHANCED_SR
-    head.Modality, head.SeriesNumber, head.InstanceNumber = "SR", SERIES_NUMBER, 1
-    head.SeriesDescription = "scanloom measurements"
+    head.SeriesNumber, head.InstanceNumber = SERIES_NUMBER, 1
     head.ReferencedPerformedProcedureStepSequence = []
-    head.Manufacturer = head.ManufacturerModelName = "scanloom"
-    head.SoftwareVersions, head.DeviceSerialNumber = __version__, "0"
     head.CompletionFlag, head.VerificationFlag = "COMPLETE", "UNVERIFIED"
     head.PerformedProcedureCodeSequence = []
     scheme = make_item(CodingSchemeDesignator=SCHEME, CodingSchemeName="scanloom")
@@ -276,7 +269,7 @@ def _report(content: CaseContent, segments: Mapping[Name, _Segment], series: str
         _coded(_MODIFIES, Code("121058", "DCM", "Procedure reported"), procedure),
         _container(_MEASUREMENTS, groups),
     ]
-    return _sequence(0x0040, 0xA730, root)
+    return encode_sequence(0x0040, 0xA730, *root)
 
 
 def _described(
@@ -334,21 +327,21 @@ def _item(
     """Return a content item of an encoded value."""
     return b"".join(
         (
-            _element(0x0040, 0xA010, "CS", relationship),
-            _element(0x0040, 0xA040, "CS", kind),
+            encode_element(0x0040, 0xA010, "CS", relationship),
+            encode_element(0x0040, 0xA040, "CS", kind),
             _code(0x0040, 0xA043, name),
             value,
-            _sequence(0x0040, 0xA730, children) if children else b"",
+            encode_sequence(0x0040, 0xA730, *children) if children else b"",
         )
     )
 
 
 def _container(name: Code, children: Sequence[bytes], template: str = "") -> bytes:
-    value = _element(0x0040, 0xA050, "CS", "CONTINUOUS")
+    value = encode_element(0x0040, 0xA050, "CS", "CONTINUOUS")
     if template:
-        resource = _element(0x0008, 0x0105, "CS", "DCMR")
-        identifier = _element(0x0040, 0xDB00, "CS", template)
-        value += _sequence(0x0040, 0xA504, [resource + identifier])
+        resource = encode_element(0x0008, 0x0105, "CS", "DCMR")
+        identifier = encode_element(0x0040, 0xDB00, "CS", template)
+        value += encode_sequence(0x0040, 0xA504, resource + identifier)
     return _item(_CONTAINS, "CONTAINER", name, value, children)
 
 
@@ -357,31 +350,31 @@ def _coded(relationship: str, name: Code, code: Code, children: Sequence[bytes] 
 
 
 def _text(relationship: str, name: Code, text: str) -> bytes:
-    return _item(relationship, "TEXT", name, _element(0x0040, 0xA160, "UT", text))
+    return _item(relationship, "TEXT", name, encode_element(0x0040, 0xA160, "UT", text))
 
 
 def _uid(relationship: str, name: Code, uid: str) -> bytes:
-    return _item(relationship, "UIDREF", name, _element(0x0040, 0xA124, "UI", uid))
+    return _item(relationship, "UIDREF", name, encode_element(0x0040, 0xA124, "UI", uid))
 
 
 def _segment_item(segment: _Segment) -> bytes:
     """Return the reference to a segment, which its tag puts before the relationship."""
     reference = b"".join(
         (
-            _element(0x0008, 0x1150, "UI", segment.sop_class),
-            _element(0x0008, 0x1155, "UI", segment.sop_instance),
+            encode_element(0x0008, 0x1150, "UI", segment.sop_class),
+            encode_element(0x0008, 0x1155, "UI", segment.sop_instance),
             struct.pack("<HH2sHH", 0x0062, 0x000B, b"US", 2, segment.number),
         )
     )
     name = Code("121191", "DCM", "Referenced Segment")
-    return _sequence(0x0008, 0x1199, [reference]) + _item(_CONTAINS, "IMAGE", name)
+    return encode_sequence(0x0008, 0x1199, reference) + _item(_CONTAINS, "IMAGE", name)
 
 
 def _number(name: Code, value: float, unit: Code, children: Sequence[bytes] = ()) -> bytes:
     """Return a number of at most seven digits, which a decimal string holds."""
     [text] = decimal_strings([value])
-    measured = _code(0x0040, 0x08EA, unit) + _element(0x0040, 0xA30A, "DS", text)
-    return _item(_CONTAINS, "NUM", name, _sequence(0x0040, 0xA300, [measured]), children)
+    measured = _code(0x0040, 0x08EA, unit) + encode_element(0x0040, 0xA30A, "DS", text)
+    return _item(_CONTAINS, "NUM", name, encode_sequence(0x0040, 0xA300, measured), children)
 
 
 @cache
@@ -389,27 +382,12 @@ def _code(group: int, element: int, code: Code) -> bytes:
     """Return a code sequence (PS3.3 8.1), as `code_item`."""
     short = len(code.value) <= _MAX_VALUE
     parts = (
-        _element(0x0008, 0x0100, "SH", code.value) if short else b"",
-        _element(0x0008, 0x0102, "SH", code.scheme),
-        _element(0x0008, 0x0104, "LO", long_string(code.meaning)),
-        b"" if short else _element(0x0008, 0x0119, "UC", code.value),
+        encode_element(0x0008, 0x0100, "SH", code.value) if short else b"",
+        encode_element(0x0008, 0x0102, "SH", code.scheme),
+        encode_element(0x0008, 0x0104, "LO", long_string(code.meaning)),
+        b"" if short else encode_element(0x0008, 0x0119, "UC", code.value),
     )
-    return _sequence(group, element, [b"".join(parts)])
-
-
-def _element(group: int, element: int, vr: str, text: str) -> bytes:
-    """Return an element of text in UTF-8, padded to an even length (PS3.5 7.1.2, 6.2)."""
-    value = text.encode()
-    value += (b"\0" if vr == "UI" else b" ") * (len(value) % 2)
-    form = "<HH2s2xI" if vr in ("UC", "UT") else "<HH2sH"
-    return struct.pack(form, group, element, vr.encode(), len(value)) + value
-
-
-def _sequence(group: int, element: int, items: Sequence[bytes]) -> bytes:
-    """Return a sequence of encoded items (PS3.5 7.5)."""
-    parts = [part for item in items for part in (_ITEM, struct.pack("<I", len(item)), item)]
-    head = struct.pack("<HH2s2xI", group, element, b"SQ", sum(map(len, parts)))
-    return b"".join((head, *parts))
+    return encode_sequence(group, element, b"".join(parts))
 
 
 # --- read-back ------------------------------------------------------------------------------------

@@ -185,10 +185,6 @@ class Index:
         for number, (name, _) in enumerate(self.catalogue.parts):
             yield number, StoredPart(self.store, name)
 
-    def outcomes(self) -> Iterator[tuple[str, str]]:
-        """Yield the outcome of each file ("used" or one of `OUTCOMES`) and its reason code."""
-        return (file.outcome for file in self.files())
-
     def as_series(self, series: IndexedSeries, most: int | None = None) -> Series:
         """Return a series as readers take it; compressed files and archives are unpacked.
 

@@ -183,7 +183,7 @@ def _inspect(path: str) -> tuple[FileInfo, Header | None]:
 
 
 def describe_files(
-    kind: str, paths: Sequence[str], packed: Sequence[EncodedElements] = ()
+    kind: str, paths: Sequence[str], packed: Sequence[EncodedElements]
 ) -> SeriesInfo:
     """Describe one series.
 
@@ -233,7 +233,7 @@ def _describe_headers(headers: Sequence[Header], sizes: Sequence[int] = ()) -> S
     if reason is not None:
         return info._replace(reason=reason.code)
     try:
-        grid = probe_headers(headers)[0]
+        grid = probe_headers(headers)
     except ScanError as error:
         return info._replace(reason=error.code, detail=error.detail)
     except Exception as error:  # foreign data; a bug of scanloom is INTERNAL in the index

@@ -126,7 +126,7 @@ def displayed_name(series: Series) -> str:
     return _line_of(None, series, SeriesInfo()).name
 
 
-def describe_series(series: Series, info: SeriesInfo, width: int = TERMINAL_COLUMNS) -> str:
+def describe_series(series: Series, info: SeriesInfo, width: int) -> str:
     """Return a line about a series: its name, modality, slices and folder, in `width` columns.
 
     Name and folder are shortened as in `format_series`.
@@ -152,7 +152,7 @@ def _line_of(number: int | None, series: Series, info: SeriesInfo) -> SeriesLine
     )
 
 
-def format_series(lines: Iterable[SeriesLine], width: int = TERMINAL_COLUMNS) -> Iterator[str]:
+def format_series(lines: Iterable[SeriesLine], width: int) -> Iterator[str]:
     """Yield a table of series, headings first, in lines of at most `width` columns.
 
     No column is left out: texts are shortened, folders at their beginning and file names in their

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
-from scanloom.cards.card import ANY_MODALITY, ModelCard
+from scanloom.cards.card import ModelCard, shared_modality
 from scanloom.core import ReadOptions, Reason, ScanError, Series, counted
 from scanloom.io.index.inspection import MAX_INTEGER_DIGITS, SeriesInfo, describe_as_read
 from scanloom.io.index.listing import displayed_name, list_candidates
@@ -84,10 +84,9 @@ def preference_of(cards: Sequence[ModelCard]) -> Preference:
     ranges = [card.checks.spacing for card in cards if card.checks.spacing is not None]
     low = max((spacing.low for spacing in ranges), default=0.0)
     high = min((spacing.high for spacing in ranges), default=float("inf"))
-    modalities = {card.channels[0].modality for card in cards} - {ANY_MODALITY}
     kernels = {card.kernel for card in cards}
     return Preference(
-        modality=modalities.pop() if len(modalities) == 1 else None,
+        modality=shared_modality(cards),
         spacing=(low, high) if ranges and low <= high else None,
         kernel=kernels.pop() if len(kernels) == 1 else None,
     )

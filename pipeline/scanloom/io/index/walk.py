@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import itertools
 import os
 import stat
 import struct
@@ -179,16 +178,10 @@ def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
         NOT_FOUND if a path does not exist; NO_IMAGES if no path has a file, such as the mount
         point of a disk that is not mounted.
     """
-    explicit = [os.path.abspath(path) for path in paths]
-    walker = _Walker(explicit, out)
-    roots = [root for path in explicit for root in _expand(path)]
-    listed = itertools.chain(
-        *(walker.below(root) if os.path.isdir(root) else [_list_root(root)] for root in roots),
-        walker.linked(),
-    )
-    if not (any(files for _, files in listed) or walker.links):
-        detail = "there is no file at this path" if len(explicit) == 1 else "no path has a file"
-        raise ScanError(Reason.NO_IMAGES, detail, "\n".join(explicit))
+    walk = FileWalk(paths, out)
+    if not (any(files for _, files in walk.folders()) or walk.links(lambda _: ())):
+        detail = "there is no file at this path" if len(paths) == 1 else "no path has a file"
+        raise ScanError(Reason.NO_IMAGES, detail, "\n".join(map(os.path.abspath, paths)))
 
 
 def _expand(path: str) -> list[str]:
@@ -262,9 +255,7 @@ class _Walker:
     whether to list the members of archives that were not given explicitly.
     """
 
-    def __init__(
-        self, explicit: Iterable[str] = (), out: Path | None = None, *, archives: bool = False
-    ) -> None:
+    def __init__(self, explicit: Iterable[str], out: Path | None, *, archives: bool) -> None:
         self.links: dict[str, FileEntry] = {}  # links to files, by path
         self._archives = archives
         self._explicit = frozenset(explicit)
@@ -426,8 +417,7 @@ def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
             ]
             texts = [_text(element.value) for element in ids]
     except Exception as exc:  # foreign data, foreign code
-        detail = f"a DICOMDIR can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.DAMAGED, detail) from exc
+        raise ScanError(Reason.DAMAGED, f"a DICOMDIR can't be read ({type(exc).__name__})") from exc
     return (tuple(name.strip() for name in text.split("\\")) for text in texts if text)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from pydicom import Dataset
@@ -225,12 +224,7 @@ class DicomConnection:
         cause = (answer.result_source, answer.diagnostic)
         raise UnreachableError(f"it rejects us: {_REJECTIONS.get(cause, 'no reason given')}")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._made.acse_timeout = min(RELEASE_S, self._address.patience)
         with deadline(RELEASE_S + GRACE_S, self.cut), suppress(Exception):
             if self._made.is_established:
@@ -379,12 +373,7 @@ class WebConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._client._session.close()
 
     def cut(self) -> None:

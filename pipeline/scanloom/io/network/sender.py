@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from pydicom import Dataset
@@ -78,12 +77,7 @@ class Peer(Protocol):
     def __enter__(self) -> Self:
         """Connect: UnreachableError."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def cut(self) -> None:
         """Close the connection, whatever waits for it; another thread may call it."""
@@ -206,16 +200,11 @@ class DicomPeer(DicomConnection):
                 raise RefusedError(f"it does not take {name}", final=each.result == 3)
         raise RefusedError("it did not answer for this class")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # No answer to a report may follow the release
         if self._reporting.acquire(timeout=min(RELEASE_S, self._address.patience)):
             self._reporting.release()
-        super().__exit__(kind, error, traceback)
+        super().__exit__(*error)
 
     def _connected(self, event: Any) -> None:
         super()._connected(event)

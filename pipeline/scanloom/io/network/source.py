@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from pydicom import Dataset
@@ -175,12 +174,7 @@ class Finder(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def cut(self) -> None:
         """Close the connection, whatever waits for it; another thread may call it."""
@@ -485,13 +479,8 @@ class _Getter(_Retrieval):
         """Return the roles that are asked for."""
         return [build_role(UID(each), scp_role=True) for each in self._classes]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._data_sets.discard()
 
     def get(self, keys: Mapping[str, Any]) -> None:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from scanloom.cards.card import ModelCard
@@ -117,12 +116,7 @@ class CaseFolder:
             raise output_error(exc) from exc
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._undo()
         if isinstance(error, OSError):
             raise output_error(error) from error
@@ -359,14 +353,6 @@ class CaseContent:
         return [s.model for s in self.segmentations]
 
 
-def _nothing(*_: object) -> None:
-    """Read nothing back."""
-
-
-def _no_bytes(*_: object) -> int:
-    return 0
-
-
 @dataclass(frozen=True)
 class Writer:
     """Writer of one kind of file.
@@ -394,8 +380,8 @@ class Writer:
     name: str
     expected: Callable[[CaseContent], set[str]]
     write: Callable[[Path, CaseContent], None]
-    read_back: Callable[[Path, CaseContent], None] = _nothing
-    memory: Callable[[Grid, Sequence[ModelCard], Outputs], int] = _no_bytes
+    read_back: Callable[[Path, CaseContent], None] = lambda *_: None
+    memory: Callable[[Grid, Sequence[ModelCard], Outputs], int] = lambda *_: 0
     _: KW_ONLY
     after: str = ""
     modules: tuple[str, ...] = ()

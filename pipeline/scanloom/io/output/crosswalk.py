@@ -332,9 +332,7 @@ def _read(out: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = 
         raise _unreadable(CROSSWALK_LINES, exc) from exc
 
 
-def _read_table(
-    path: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = None
-) -> pa.Table:
+def _read_table(path: Path, columns: Sequence[str], wanted: _Wanted | None) -> pa.Table:
     """Return columns of the table alone, a group of rows at a time if only some are wanted."""
     import pyarrow as pa
 

@@ -29,10 +29,10 @@ _CHECKSUM = "crc32"
 T = TypeVar("T")
 
 
-def append_lines(path: Path, rows: Iterable[Mapping[str, Any]], mode: int = 0o600) -> None:
+def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows as lines; half a line of a dead process is cut off.
 
-    A new file is readable by its owner only; another `mode` is before the umask.
+    A new file is readable by its owner only.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]], mode: int = 0o60
     """
     text = "".join(map(format_line, rows))
     is_new = not path.exists()
-    descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+    descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = cut_half_line(descriptor)
         append_synced(descriptor, text.encode(), size)

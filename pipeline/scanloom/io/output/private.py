@@ -49,7 +49,7 @@ _DAMAGED_FINGERPRINT = (
     f"{PRIVATE}/{KEY_FINGERPRINT} is damaged: if you are sure of the key, remove the file, and the "
     "next run with that key writes it again"
 )
-_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 """Links are not followed: a dangling link would look like a lock file that was just removed."""
 
 
@@ -113,7 +113,7 @@ def check_key(out: Path, fingerprint: str) -> None:
         raise ScanError(Reason.KEY_MISMATCH, detail)
 
 
-def load_key_of(out: Path, file: Path | None = None) -> bytes:
+def load_key_of(out: Path, file: Path | None) -> bytes:
     """Return the key for the ids of an output folder; errors as for `load_key`.
 
     A missing key is created only for an OUT that is not claimed yet: for any other, it can't be the

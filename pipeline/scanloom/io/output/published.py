@@ -8,7 +8,6 @@ differs, the contents are compared; if they are equal, as after a copy, the new 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from scanloom.core import Case, Reason, ScanError
 from scanloom.io.output.file_names import CASE, CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json, write_json
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.io.system.regular_files import open_regular_file, read_regular_file
+from scanloom.io.system.regular_files import read_regular_file, sha256_of
 
 FILE_STAMPS, SOURCE_STAMP = "files", "source_stamp"
 """Keys of `timing.json`: size and modification time of each other file; stamp of the source."""
@@ -209,11 +208,8 @@ def _compare_sums(folder: Path, files: Sequence[str]) -> None:
     lines = read_regular_file(folder / CHECKSUMS, MAX_DOCUMENT_BYTES).decode().splitlines()
     sums = {line[66:]: line[:64] for line in lines}
     for name in files:
-        if name == CHECKSUMS:
-            continue
-        with open_regular_file(folder / name) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != sums.get(name):
-                raise _ChangedFileError(f"{name} was changed")
+        if name != CHECKSUMS and sha256_of(folder / name) != sums.get(name):
+            raise _ChangedFileError(f"{name} was changed")
 
 
 def _write_timing(folder: Path, timing: dict[str, Any]) -> None:

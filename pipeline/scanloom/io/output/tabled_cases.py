@@ -465,7 +465,7 @@ def write_rows(
     states = States()
 
     def write(table_draft: Path, text_draft: Path) -> None:
-        _write_both(table_draft, text_draft, schema, pieces)
+        write_both(table_draft, text_draft, schema, pieces)
         pairs = ((table_draft, table), (text_draft, text))
         if all(path.is_file() for _, path in pairs):
             states.update((path.name, _state(path.stat())) for _, path in pairs)
@@ -484,13 +484,20 @@ class _EqualError(Exception):
     """The files that would be replaced are equal."""
 
 
-def _write_both(
-    table: Path, text: Path, schema: pa.Schema, pieces: Iterable[Rows | Copied]
+def write_both(
+    table: Path,
+    text: Path,
+    schema: pa.Schema,
+    pieces: Iterable[Rows | Copied],
+    metadata: Callable[[int], dict[bytes, bytes]] = lambda _: {},
 ) -> None:
-    with parquet_writer(table, schema) as writer, text.open("wb") as file:
-        file.write(_lines(schema.names))
-        for rows in _in_batches(schema, pieces, file):
-            writer.write_table(rows)
+    """Write rows as Parquet and CSV; `metadata` is called last, with the size of the CSV file."""
+    with parquet_writer(table, schema) as writer:
+        with text.open("wb") as file:
+            file.write(_lines(schema.names))
+            for rows in _in_batches(schema, pieces, file):
+                writer.write_table(rows)
+        writer.add_key_value_metadata(metadata(text.stat().st_size))
 
 
 def _in_batches(

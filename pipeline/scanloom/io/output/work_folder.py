@@ -60,7 +60,7 @@ STAGED = "early"
 State = Literal["new", "ready", "old"]
 
 
-def make_work_folder(out: Path, entry: str = "") -> Path:
+def make_work_folder(out: Path, entry: str = "") -> None:
     """Make `OUT/.work` for this user alone (mode 0700), if it is missing, and a new folder in it.
 
     Whoever could enter it could put links in the place of files that are being written: libraries
@@ -72,11 +72,6 @@ def make_work_folder(out: Path, entry: str = "") -> Path:
         The output folder; created if missing.
     entry : str
         Name of a new folder in `.work`; "" for none.
-
-    Returns
-    -------
-    Path
-        `OUT/.work`.
 
     Raises
     ------
@@ -113,7 +108,7 @@ def make_work_folder(out: Path, entry: str = "") -> Path:
             continue  # it was removed in between
         finally:
             os.close(folder)
-        return work
+        return
 
 
 def open_output(out: Path, fingerprint: str) -> None:

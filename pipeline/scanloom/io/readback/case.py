@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scanloom.core import Case, Segmentation, Volume
-from scanloom.core.relations import NO_RELATIONS, Relations
+from scanloom.core.relations import Relations
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import Counts
 from scanloom.io.readback.dicom_seg import check_segs
@@ -105,9 +105,7 @@ def _check_legend(folder: Path, segmentations: Sequence[Segmentation]) -> None:
         raise mismatch_error(f"{file_names.SEGMENTS} names other structures")
 
 
-def check_measurements(
-    folder: Path, counts: Counts, volume: Volume, relations: Relations = NO_RELATIONS
-) -> None:
+def check_measurements(folder: Path, counts: Counts, volume: Volume, relations: Relations) -> None:
     """Compare voxels, volumes and ratios of both tables with the label maps that were decoded."""
     wholes = resolve_shares(relations.shares, list(counts))
     sides_of = resolve_asymmetries(relations.asymmetries, list(counts))

@@ -10,6 +10,7 @@ placed meanwhile is not followed either. Links on the way to the folder itself a
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from io import BufferedReader
@@ -158,6 +159,12 @@ def read_regular_file(path: Path | str, max_bytes: int) -> bytes:
     """
     with open_regular_file(path) as file:
         return file.read(max_bytes + 1)
+
+
+def sha256_of(path: Path | str) -> str:
+    """Return the SHA-256 of a file, hexadecimal; errors as for `open_regular_file`."""
+    with open_regular_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_link_free(path: Path, flags: int, mode: int = 0o666) -> int:

@@ -144,11 +144,7 @@ def set_progress_reporter(report: Callable[[], None]) -> None:
     _report_progress = report
 
 
-def _no_report() -> None:
-    pass
-
-
-_report_progress: Callable[[], None] = _no_report
+_report_progress: Callable[[], None] = lambda: None  # noqa: E731  typed
 
 
 def _run_job(

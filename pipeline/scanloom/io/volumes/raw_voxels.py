@@ -31,7 +31,7 @@ from scanloom.io.system.sandbox import (
     shared_empty,
     start_sandbox,
 )
-from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, replace_nan, rounding_flags, voxel_limit
+from scanloom.io.voxel_values import replace_nan, rounding_flags, voxel_limit
 
 Coding = Literal["raw", "text"] | Compression
 
@@ -164,7 +164,7 @@ def regular_file_size(path: Path) -> int:
     return status.st_size
 
 
-def check_layout(layout: RawLayout, limit: int = VOXEL_LIMIT_BYTES) -> None:
+def check_layout(layout: RawLayout, limit: int) -> None:
     """Refuse, before memory is allocated, a volume that is not in the file or exceeds the limit.
 
     Raises

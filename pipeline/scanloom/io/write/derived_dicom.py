@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING
 from scanloom.core import Case, Code, Segmentation
 from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
 from scanloom.io.scan import SHARED_UIDS, DicomSource
+from scanloom.version import __version__
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+ITEM = b"\xfe\xff\x00\xe0"
+"""Tag of an item, little endian."""
 FAMILY = Code("123110", "DCM", "Artificial Intelligence")
 """Family of algorithms (CID 7162)."""
 ANATOMY = ("91723000", "123037004")
@@ -117,13 +121,23 @@ def content_datetime(source: DicomSource) -> tuple[str, str]:
     return _NO_DATE, _NO_TIME
 
 
-def shared_with(source: DicomSource, segmentations: Sequence[Segmentation]) -> Dataset:
-    """Return the attributes of patient, study and frame of reference that an object takes over.
+def new_object(
+    source: DicomSource,
+    segmentations: Sequence[Segmentation],
+    sop_class: str,
+    transfer_syntax: str,
+    modality: str,
+    description: str,
+) -> Dataset:
+    """Return the elements that all objects have, but dates and UIDs, with file meta information.
 
-    Text is decoded and becomes UTF-8 if it, or a text of the `segmentations` that the object
-    describes, is not ASCII. Invalid values (a date, a StudyID that is too long) are left empty or
-    out, except PatientName and PatientID, which are copied unchanged.
+    Patient, study and frame of reference are those of the source. Text is decoded and becomes UTF-8
+    if it, or a text of the `segmentations` that the object describes, is not ASCII. Invalid values
+    (a date, a StudyID that is too long) are left empty or out, except PatientName and PatientID,
+    which are copied unchanged.
     """
+    from pydicom.dataset import FileMetaDataset
+
     first = source.first
     shared = make_item(PatientName=_text(first, "PatientName"))
     for keyword in SHARED_UIDS:
@@ -141,6 +155,19 @@ def shared_with(source: DicomSource, segmentations: Sequence[Segmentation]) -> D
         setattr(shared, keyword, matching_text(first, keyword, _DATE))
     shared.StudyTime = matching_text(first, "StudyTime", _TIME)
     shared.PatientSex = matching_text(first, "PatientSex", re.compile("[MFO]"))
+    shared.file_meta = meta = FileMetaDataset()
+    meta.TransferSyntaxUID = transfer_syntax
+    meta.ImplementationClassUID = hashed_uid("implementation")
+    meta.ImplementationVersionName = f"scanloom {__version__}"[:16]
+    meta.MediaStorageSOPClassUID = shared.SOPClassUID = sop_class
+    shared.Modality, shared.SeriesDescription = modality, description[:_MAX_CHARACTERS]
+    shared.Manufacturer = shared.ManufacturerModelName = "scanloom"
+    shared.SoftwareVersions, shared.DeviceSerialNumber = __version__, "0"
+    return shared
+
+
+def add_lossy_compression(shared: Dataset, first: Dataset) -> None:
+    """Copy whether, how and how much the source was compressed with loss."""
     lossy = plain_text(first, "LossyImageCompression") == "01"
     shared.LossyImageCompression = "01" if lossy else "00"
     ratios, methods = (
@@ -151,7 +178,6 @@ def shared_with(source: DicomSource, segmentations: Sequence[Segmentation]) -> D
         shared.LossyImageCompressionRatio = decimal_strings(ratios)
     if lossy and all(map(_METHOD.fullmatch, methods)):
         shared.LossyImageCompressionMethod = methods
-    return shared
 
 
 def _add_deidentification(shared: Dataset, first: Dataset) -> None:
@@ -195,3 +221,32 @@ def _texts(header: Dataset, keyword: str) -> list[str]:
         return [value.strip() for value in plain.split("\\")]
     values = header.get(keyword) or ""
     return [values] if isinstance(values, str) else [str(value) for value in values]
+
+
+# --- encoded elements -----------------------------------------------------------------------------
+# Explicit VR, little endian.
+
+
+def encode_element(group: int, element: int, vr: str, text: str) -> bytes:
+    """Return an element of text in UTF-8, padded to an even length (PS3.5 7.1.2, 6.2)."""
+    value = text.encode()
+    value += (b"\0" if vr == "UI" else b" ") * (len(value) % 2)
+    form = "<HH2s2xI" if vr in ("UC", "UT") else "<HH2sH"
+    return struct.pack(form, group, element, vr.encode(), len(value)) + value
+
+
+def encode_sequence(group: int, element: int, *items: bytes) -> bytes:
+    """Return a sequence of encoded items (PS3.5 7.5)."""
+    parts = [part for item in items for part in (ITEM, struct.pack("<I", len(item)), item)]
+    head = struct.pack("<HH2s2xI", group, element, b"SQ", sum(map(len, parts)))
+    return b"".join((head, *parts))
+
+
+def encode_dataset(dataset: Dataset) -> bytes:
+    """Encode the elements of a dataset, with its file meta information."""
+    from pydicom import dcmwrite
+    from pydicom.filebase import DicomBytesIO
+
+    buffer = DicomBytesIO()
+    dcmwrite(buffer, dataset, implicit_vr=False, little_endian=True)
+    return bytes(buffer.getvalue())

@@ -35,25 +35,29 @@ from scanloom.core import Case, Code, Layer, Reason, ScanError, Segmentation, St
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dataset_text import decimal_strings, valid_uid
 from scanloom.io.dicom import tags
+from scanloom.io.dicom.uids import EXPLICIT_VR_LITTLE_ENDIAN, RLE_LOSSLESS
 from scanloom.io.output import file_names
 from scanloom.io.scan import DicomSource
 from scanloom.io.write.derived_dicom import (
+    ITEM,
+    add_lossy_compression,
     algorithm_item,
     code_item,
+    encode_dataset,
+    encode_element,
+    encode_sequence,
     hashed_uid,
     make_item,
+    new_object,
     reference_item,
-    shared_with,
     written_datetime,
 )
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 from scanloom.ops.run_length import counts_by_slice
-from scanloom.version import __version__
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_ITEM = b"\xfe\xff\x00\xe0"
 _UNDEFINED = b"\xff\xff\xff\xff"
 _MAX_LENGTH = 2**32 - 2
 """Bytes of an element with a stated length."""
@@ -333,36 +337,13 @@ def encode_groups(
             index = struct.pack("<I", frame.segment) + index
         if frame.segment and not shared_segment:
             number = struct.pack("<HH2sHH", 0x0062, 0x000B, b"US", 2, frame.segment)
-            segment = _sequence(0x0062, 0x000A, number)
+            segment = encode_sequence(0x0062, 0x000A, number)
         values = struct.pack("<HH2sH", 0x0020, 0x9157, b"UL", len(index)) + index
-        content = _sequence(0x0020, 0x9111, values)
+        content = encode_sequence(0x0020, 0x9111, values)
         # In the order of their tags
         groups = b"".join((derivations[frame.slice], content, positions[frame.slice], segment))
-        items.append(_ITEM + struct.pack("<I", len(groups)) + groups)
+        items.append(ITEM + struct.pack("<I", len(groups)) + groups)
     return b"".join(items)
-
-
-def _sequence(group: int, element: int, content: bytes) -> bytes:
-    """Return a sequence of one item, explicit little endian (PS3.5 7.5)."""
-    head = struct.pack("<HH2s2xI", group, element, b"SQ", len(content) + 8)
-    return b"".join((head, _ITEM, struct.pack("<I", len(content)), content))
-
-
-def _element(group: int, element: int, vr: bytes, text: str) -> bytes:
-    """Return an element of ASCII text, explicit little endian, of even length (PS3.5 6.2, 7.1)."""
-    value = text.encode("ascii")
-    value += (b"\0" if vr == b"UI" else b" ") * (len(value) % 2)
-    return struct.pack("<HH2sH", group, element, vr, len(value)) + value
-
-
-def encode_dataset(dataset: Dataset) -> bytes:
-    """Encode the elements of a dataset, with its file meta information, explicit little endian."""
-    from pydicom import dcmwrite
-    from pydicom.filebase import DicomBytesIO
-
-    buffer = DicomBytesIO()
-    dcmwrite(buffer, dataset, implicit_vr=False, little_endian=True)
-    return bytes(buffer.getvalue())
 
 
 # --- the data set ---------------------------------------------------------------------------------
@@ -427,7 +408,7 @@ class _Series:
 
 def write_segs(
     folder: Path, segmentation: Segmentation, source: DicomSource, case: Case, models: Sequence[str]
-) -> tuple[Path, ...]:
+) -> None:
     """Write a model's DICOM SEG; for a sheared scan, also on the rectangular grid.
 
     Parameters
@@ -442,11 +423,6 @@ def write_segs(
         Its outputs select the type of SEG; its recipe enters the UIDs.
     models : sequence of str
         All models of the case, which the file names depend on.
-
-    Returns
-    -------
-    tuple of Path
-        The written files.
     """
     (folder / "dicom").mkdir(exist_ok=True)
     number = FIRST_SERIES_NUMBER + 2 * list(models).index(segmentation.model)
@@ -458,7 +434,6 @@ def write_segs(
         upright = _rectangular(segmentation)
         series.append(_Series(upright, source, case, "segmentation_rect", number + 1, thickness))
     date_time = written_datetime(source, case)
-    paths = []
     for seg_series in series:
         layers = seg_series.segmentation.layers
         if seg_series.labelmap:
@@ -470,8 +445,6 @@ def write_segs(
             path = folder / file_names.seg_name(seg_series.stem, segmentation.model, models, n)
             with path.open("wb", buffering=_BUFFER_BYTES) as out:
                 file.save(out)
-            paths.append(path)
-    return tuple(paths)
 
 
 def _rectangular(segmentation: Segmentation) -> Segmentation:
@@ -565,23 +538,17 @@ def _data_set(
     instance: int,
 ) -> Dataset:
     """Return all elements but those of bits, frames, UIDs and dates (PS3.3 A.51, A.90)."""
-    from pydicom.dataset import FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, RLELossless
-
     model, labelmap = series.segmentation.model, series.labelmap
-    dataset = shared_with(series.source, [series.segmentation])
-    dataset.file_meta = meta = FileMetaDataset()
-    meta.TransferSyntaxUID = RLELossless if labelmap else ExplicitVRLittleEndian
-    meta.ImplementationClassUID = hashed_uid("implementation")
-    meta.ImplementationVersionName = f"scanloom {__version__}"[:16]
-    meta.MediaStorageSOPClassUID = _LABELMAP_STORAGE if labelmap else _BINARY_STORAGE
-    dataset.SOPClassUID = meta.MediaStorageSOPClassUID
-    dataset.Modality = "SEG"
+    dataset = new_object(
+        series.source,
+        [series.segmentation],
+        _LABELMAP_STORAGE if labelmap else _BINARY_STORAGE,
+        RLE_LOSSLESS if labelmap else EXPLICIT_VR_LITTLE_ENDIAN,
+        "SEG",
+        f"scanloom {model}{', rectangular' if series.rectangular else ''}",
+    )
+    add_lossy_compression(dataset, series.source.first)
     dataset.SeriesNumber, dataset.InstanceNumber = series.number, instance
-    rectangular = ", rectangular" if series.rectangular else ""
-    dataset.SeriesDescription = f"scanloom {model}{rectangular}"[:64]  # LO
-    dataset.Manufacturer = dataset.ManufacturerModelName = "scanloom"
-    dataset.SoftwareVersions, dataset.DeviceSerialNumber = __version__, "0"
     dataset.ImageType = ["DERIVED", "PRIMARY"]
     dataset.ContentLabel, dataset.ContentDescription = "SEGMENTATION", model
     dataset.ContentCreatorName = ""  # type 2: must be present; no person drew the segments
@@ -636,21 +603,25 @@ def _derivation(series: _Series, k: int, codes: tuple[bytes, bytes]) -> bytes:
     """Return the encoded DerivationImageSequence of a frame; empty without a source image."""
     image = series.source.slices[k]
     if image is None:
-        return struct.pack("<HH2s2xI", 0x0008, 0x9124, b"SQ", 0)
+        return encode_sequence(0x0008, 0x9124)
     purpose, derivation = codes
     reference = (
-        _element(0x0008, 0x1150, b"UI", image.sop_class),
-        _element(0x0008, 0x1155, b"UI", image.sop_instance),
-        b"" if image.frame is None else _element(0x0008, 0x1160, b"IS", str(image.frame)),
-        _element(0x0028, 0x135A, b"CS", "NO" if series.rectangular else "YES"),
+        encode_element(0x0008, 0x1150, "UI", image.sop_class),
+        encode_element(0x0008, 0x1155, "UI", image.sop_instance),
+        b"" if image.frame is None else encode_element(0x0008, 0x1160, "IS", str(image.frame)),
+        encode_element(0x0028, 0x135A, "CS", "NO" if series.rectangular else "YES"),
         purpose,
     )
-    return _sequence(0x0008, 0x9124, _sequence(0x0008, 0x2112, b"".join(reference)) + derivation)
+    return encode_sequence(
+        0x0008, 0x9124, encode_sequence(0x0008, 0x2112, b"".join(reference)) + derivation
+    )
 
 
 def _position(position: Sequence[str]) -> bytes:
     """Return the encoded PlanePositionSequence of a frame."""
-    return _sequence(0x0020, 0x9113, _element(0x0020, 0x0032, b"DS", "\\".join(position)))
+    return encode_sequence(
+        0x0020, 0x9113, encode_element(0x0020, 0x0032, "DS", "\\".join(position))
+    )
 
 
 def _add_references(dataset: Dataset, source: DicomSource) -> None:

@@ -6,7 +6,6 @@ axial and coronal slices show the patient's right on the left, and sagittal ones
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 import time
@@ -33,7 +32,7 @@ from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
 from scanloom.io.system.disk_errors import is_passing
-from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.regular_files import sha256_of
 from scanloom.review.preview import slicing
 from scanloom.review.preview.content import crop_box
 from scanloom.review.preview.slicing import View
@@ -187,8 +186,7 @@ def _read_layers(folder: Path, view: View) -> tuple[tuple[Layer, ...], dict[str,
     layers, hashes = [], dict[str, str]()
     for entry in read_json(folder / SEGMENTS)["files"]:
         name = entry["file"]
-        with open_regular_file(folder / name) as file:
-            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        hashes[name] = sha256_of(folder / name)
         labels = read_label_map(folder / name)
         if labels.shape != view.source.shape:
             raise ValueError("a label map has another shape than its case")

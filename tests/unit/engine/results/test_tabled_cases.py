@@ -376,7 +376,7 @@ def test_a_full_disk_leaves_the_old_tables(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tabled_cases, "_write_both", full)
+        patch.setattr(tabled_cases, "write_both", full)
         with pytest.raises(OSError, match="space"):
             tables.write_case_tables(written.out, set())
     assert files(written.out) == before

@@ -105,7 +105,8 @@ def test_all_units_together_are_the_archive(tmp_path: Path) -> None:
     for archives in (False, True):
         sample = FolderSample([root], 1000, KEY, archives=archives)
         counts = counted(sample, sample.index())
-        whole = Counter("/".join(o) for o in build_index([root], KEY, archives=archives).outcomes())
+        index = build_index([root], KEY, archives=archives)
+        whole = Counter("/".join(file.outcome) for file in index.files())
         assert {name: each.sum() for name, each in counts.items()} == dict(whole)
         for name, amounts in counts.items():
             estimate = sample.total(amounts)

@@ -55,7 +55,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def codes(index: Index) -> list[str]:
-    return [code for _, code in index.outcomes()]
+    return [file.outcome[1] for file in index.files()]
 
 
 def code_of(path: Path) -> str:

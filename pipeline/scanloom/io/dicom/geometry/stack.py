@@ -562,8 +562,7 @@ def duplicate_position_error(stack: Stack) -> ScanError:
     if complete > position_count / 2:
         missing = sum(most - count for count in counts.values())
         short = f"{position_count - complete} of {position_count} positions have fewer than {most}"
-        detail = f"{counted(missing, 'slice')} missing: {short}"
-        return ScanError(Reason.SLICE_GAP, detail)
+        return ScanError(Reason.SLICE_GAP, f"{counted(missing, 'slice')} missing: {short}")
     conflicting = len({kept for kept, _ in stack.twins})
     return ScanError(
         Reason.DUPLICATE_SLICES, f"{counted(conflicting, 'position')} with slices that differ"
@@ -605,8 +604,8 @@ def header_disagrees(
 def fill_gaps(
     values: NDArray[Any],
     slices: Sequence[Slice | None],
-    padding: float | None = None,
-    padding_limit: float | None = None,
+    padding: float | None,
+    padding_limit: float | None,
 ) -> None:
     """Interpolate missing slices linearly between the nearest present ones, in place.
 

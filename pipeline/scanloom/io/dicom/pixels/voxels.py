@@ -130,7 +130,7 @@ def check_decodable(slices: Sequence[Slice]) -> None:
         check_native_length(frame_ref(header))
 
 
-def check_size(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) -> None:
+def check_size(slices: Sequence[Slice | None], limit: int) -> None:
     """Refuse a volume whose values exceed the limit in bytes, as `read_values` does."""
     _check_size([slice_frame_ref(s) for s in slices if s], limit, len(slices))
 
@@ -215,11 +215,10 @@ def _limits(frames: list[FrameRef], allocated: int, limit: int) -> tuple[Sandbox
     )
     available = SPARE + max(0, limit - allocated)
     workers = max(1, min(_thread_count(), available // thread_bytes, len(frames)))
-    largest = max(f.count * f.dtype.itemsize + inflation_bytes(f) for f in frames)
-    total_bytes = sum(f.count * f.dtype.itemsize + inflation_bytes(f) for f in frames)
+    sizes = [f.count * f.dtype.itemsize + inflation_bytes(f) for f in frames]
     memory = min(available, _PYDICOM_BYTES + _THREAD_BYTES + workers * thread_bytes)
-    timeout = _MIN_TIMEOUT_S + largest / _MIN_BYTES_PER_S
-    total_timeout = 2 * _MIN_TIMEOUT_S + total_bytes / _MIN_BYTES_PER_S + timeout
+    timeout = _MIN_TIMEOUT_S + max(sizes) / _MIN_BYTES_PER_S
+    total_timeout = 2 * _MIN_TIMEOUT_S + sum(sizes) / _MIN_BYTES_PER_S + timeout
     return SandboxLimits(memory, timeout, total_timeout), workers
 
 
