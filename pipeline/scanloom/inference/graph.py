@@ -173,7 +173,7 @@ class GraphRun:
         members = [self._predictors[n] for n in node.members]
         predictor, shared = members[0], self._shared.get(node.name)
         if len(members) > 1:
-            from scanloom.inference.combined import Ensemble  # torch comes in here
+            from scanloom.inference.ensemble import Ensemble  # torch comes in here
             from scanloom.inference.predictor import TorchPredictor
 
             single = [each for each in members if isinstance(each, TorchPredictor)]

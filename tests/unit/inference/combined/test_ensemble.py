@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from scanloom.cards.card import ModelCard, ScaleRange, Window
 from scanloom.core import ScanError, Volume
-from scanloom.inference.combined import Ensemble, mean_of_planes
+from scanloom.inference.ensemble import Ensemble, mean_of_planes
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.image import SharedScan
 from scanloom.inference.sliding_window import ScorePlanes

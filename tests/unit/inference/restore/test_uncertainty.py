@@ -25,7 +25,7 @@ from scanloom.cards.card import (
     Weights,
 )
 from scanloom.core import Volume
-from scanloom.inference.combined import Ensemble
+from scanloom.inference.ensemble import Ensemble
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.resample import to_network
