@@ -27,7 +27,7 @@ from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.revisions import latest_result
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
-from scanloom.review.server.drafts import Draft, Step, check_result
+from scanloom.review.server.drafts import Draft, Step
 from scanloom.review.server.requests import (
     LastFields,
     StrokeFields,
@@ -175,10 +175,11 @@ class Routes:
         name = self._name(request, reviewer)
         fields = read_fields(VerdictFields, request.state.body)
         case = self.state.opened(name)
+        case.check(fields.version)
         labels = {f"{layer.model}/{s['label']}" for layer in case.layers for s in layer.structures}
         if not fields.structures.keys() <= labels:
             raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
-        verdict = fields.verdict(name, reviewer)
+        verdict = fields.verdict(name, reviewer, case.seen)
         kept = self.state.keep(verdict, fields.comment.strip(), fields.last)
         return JSONResponse({"number": kept.number, **self.state.verdicts(name, reviewer)})
 
@@ -238,7 +239,7 @@ class Routes:
         self, case: OpenedCase, reviewer: str, version: str, made: Callable[[Draft], Step | None]
     ) -> Response:
         """Change the reviewer's draft by a step that is made of its labels, if it changes any."""
-        check_result(case, version)  # before a draft of an earlier result is dropped
+        case.check(version)  # before a draft of an earlier result is dropped
         held = self.state.drafts.of(case, reviewer)
         try:
             with held.changing(case, version) as draft:
@@ -249,14 +250,12 @@ class Routes:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
 
     def draft(self, request: Request, reviewer: str) -> Response:
-        """Return how far the reviewer's draft is, of the result that was seen if one is named.
+        """Return how far the reviewer's draft is.
 
         The page that shows a case asks this first, also if it knows the case already.
         """
         self.state.open_cases.show(self._name(request, reviewer), reviewer)
         case = self._opened(request, reviewer)
-        if version := request.query_params.get("version"):
-            check_result(case, version)
         self.state.log.note_view(case.name, reviewer)  # it may have been fetched ahead
         return JSONResponse(self.state.drafts.describe(case, reviewer))
 
@@ -286,7 +285,11 @@ class Routes:
         return name
 
     def _opened(self, request: Request, reviewer: str) -> OpenedCase:
-        return self.state.opened(self._name(request, reviewer))
+        """Return an open case; STALE if the address has the version of another result."""
+        case = self.state.opened(self._name(request, reviewer))
+        if version := request.query_params.get("version"):
+            case.check(version)
+        return case
 
     @contextmanager
     def _labels(self, request: Request, reviewer: str) -> Iterator[tuple[OpenedCase, NDArray[Any]]]:

@@ -496,12 +496,6 @@ def _stamp(path: Path) -> object:
     return None
 
 
-COLUMNS = (
-    *("id", "modality", "slices", "spacing", "models", "doubts"),
-    *("review", "state", "mine", "readers", "revision", "draft", "who"),
-)
-"""Columns of the list; `state` is a decision, "disagreed", "stale" or "open", `who` names
-the patient if reviewers may see it."""
 BLIND = (
     "Others read this case without knowing of each other: the strokes are kept until all have "
     "decided, save them then."
@@ -613,7 +607,6 @@ class ReviewState:
             return {
                 "version": version,
                 "checking": checking,
-                "columns": COLUMNS,
                 "names": [names[place] for place in places],
                 "cases": self._shown_rows(view, changed, reviewer),
                 "found": len(chosen),
@@ -687,8 +680,10 @@ class ReviewState:
         reads = bool(self.readers.cases_of(reviewer, [name], valid))
         view.rows.set(place, state, own=reviewer in visible, reads=reads)
 
-    def _shown_rows(self, view: _View, places: NDArray[np.int64], reviewer: str) -> list[list[Any]]:
-        """Return the values of `COLUMNS` of some cases."""
+    def _shown_rows(
+        self, view: _View, places: NDArray[np.int64], reviewer: str
+    ) -> list[dict[str, Any]]:
+        """Return the rows of some cases, as the page shows them."""
         shown = []
         for place in places:
             name = view.rows.rows.names[place]
@@ -700,22 +695,21 @@ class ReviewState:
                 self._set(view, place, reviewer, kept)
             verdicts = self._visible(name, reviewer, kept, view.back)
             own = verdicts.get(reviewer)
-            row = {
+            row: dict[str, Any] = {
                 "id": name,
                 "modality": case.modality,
                 "slices": case.shape,
                 "spacing": [round(s, 3) for s in case.spacing],
                 "models": case.models,
                 "doubts": [text for text, _ in doubts_of(self.worklist.findings(name))],
-                "review": bool(view.rows.rows.review[place]),
                 "state": STATES[view.rows.states[place]],
                 "mine": own.decision if own else None,
-                "readers": len(verdicts),
                 "revision": case.revision,
+                "version": case.seen.version,
                 "draft": name in view.drafts,
                 "who": self.patients.of(name) if self.patients else [],
             }
-            shown.append([row[column] for column in COLUMNS])
+            shown.append(row)
         return shown
 
     def _chosen(self, view: _View, query: Query) -> NDArray[np.int64]:
@@ -756,7 +750,7 @@ class ReviewState:
                 (a + b) // 2
                 for a, b in zip(*(case.view.index_of(corner) for corner in box), strict=True)
             ]
-            shown.append({"text": text, "kind": finding.kind, "point": point})
+            shown.append({"text": text, "point": point})
         return shown
 
     def check(self, name: str, reviewer: str, *, anew: bool = False) -> None:

@@ -183,9 +183,7 @@ class Listing:
         """Ask as a page does; cases are returned by name."""
         answer = self.state.listed(reviewer, read_query(fields), *read_rows(rows), since)
         if answer is not None:
-            columns = answer["columns"]
-            rows_by_id = [dict(zip(columns, row, strict=True)) for row in answer["cases"]]
-            answer["cases"] = {row["id"]: row for row in rows_by_id}
+            answer["cases"] = {row["id"]: row for row in answer["cases"]}
         return answer
 
     def near(self, name: str, reviewer: str = "r1", **fields: str) -> tuple[Any, Any, Any]:

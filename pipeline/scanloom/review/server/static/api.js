@@ -22,6 +22,15 @@ const KEY = `scanloom session ${REVIEWER}`;
  */
 export const addressOf = (id) => `/api/case/${encodeURIComponent(id)}`;
 
+/**
+ * @param {Case} about
+ * @param {string} path
+ * @param {boolean} [isDraft] Whether the strokes of a correction are asked for as well.
+ * @returns {string} Address of a part of this result of the case; it is refused once the result was replaced.
+ */
+export const resultOf = ({ id, version }, path, isDraft) =>
+  `${addressOf(id)}/${path}?version=${version}${isDraft ? "&draft=1" : ""}`;
+
 // The secret is in the storage of this origin, port included: no other server gets it. It is read anew for each
 // request, since the link of a server that was started again at this address may be opened in another tab.
 async function send(path, { signal, body } = {}) {

@@ -1,5 +1,5 @@
 // The page of a case: three planes, structures, doubts, and the verdict.
-import { HOME, SILENT, addressOf, enter, get, pixels } from "./api.js";
+import { HOME, SILENT, addressOf, enter, get, pixels, resultOf } from "./api.js";
 import { Correction } from "./correct.js";
 import { byId, element, say } from "./dom.js";
 import { Pointer } from "./pointer.js";
@@ -137,14 +137,16 @@ class CasePage {
       if (!isOver()) this.failed(error);
       return;
     }
-    const draft = get(`${addressOf(id)}/draft`);
+    const { about } = this.viewer;
+    const draft = get(resultOf(about, "draft"));
     draft.catch(() => {}); // said below
     await this.viewer.draw();
     if (isOver()) return;
-    const unsaved = await this.correction.resume(draft).catch(() => "");
+    const unsaved = await this.correction.resume(draft).catch((error) => error);
     if (isOver()) return;
-    say([this.viewer.about.image_reason, unsaved].filter(Boolean).join(" "));
     document.body.dataset.opened = id;
+    if (unsaved instanceof Error) this.failed(unsaved);
+    else say([about.image_reason, unsaved].filter(Boolean).join(" "));
     this.viewer.solid.load(this.correction.on);
     if (document.activeElement === document.body) {
       byId(this.viewer.active).focus({ preventScroll: true });
