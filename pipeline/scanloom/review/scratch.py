@@ -153,6 +153,10 @@ class Objects(Generic[Stored]):
             self._ends.append(self._file.append(pickled) + len(pickled))
             return len(self._ends) - 2
 
+    def __iter__(self) -> Iterator[Stored]:
+        """Yield all objects in their order."""
+        return map(self.__getitem__, range(len(self._ends) - 1))
+
     def __getitem__(self, place: int) -> Stored:
         """Return an object, equal to the one that was added."""
         with self._guard:
