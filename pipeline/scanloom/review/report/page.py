@@ -391,8 +391,7 @@ def _row(
     `drawn` is the size (width, height) of its thumbnail if the report had to draw one.
     """
     has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
-    found = outliers.find_outliers({case.id: case.measurements}, cohort, {case.id: case.axes})
-    findings = found[case.id] if has_result else []
+    findings = outliers.find_outliers(case.measurements, cohort, case.axes) if has_result else []
     thumb = THUMBNAIL_SIZE if case.preview and THUMBNAIL in case.files else drawn
     # the threshold of review: an outdated result calls for a look, whatever its findings
     risk = 1.0 if outdated else outliers.risk_score(findings)
@@ -443,10 +442,9 @@ def _shown_findings(
         names = [finding.structure for finding in alike]
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}
-        outlier = alike[0].value
-        if outlier is not None:
-            n = structures.index((outlier.model, outlier.label))
-            entry["value"] = [n, outlier.quantity, _rounded(outlier.value)]
+        if alike[0].value is not None:
+            (model, label, quantity), value = alike[0].value
+            entry["value"] = [structures.index((model, label)), quantity, _rounded(value)]
         subjects = tuple(m for finding in alike for m in finding.subjects)
         if mosaic is not None and subjects:
             entry["slices"] = slices_of(alike[0].kind, subjects, mosaic.tiles, case.shape)

@@ -462,7 +462,7 @@ class Worklist:
 
 
 def _findings(case: MeasuredCase, cohort: outliers.Cohort) -> list[Finding]:
-    return outliers.find_outliers({"": case.measurements}, cohort, {"": case.axes})[""]
+    return outliers.find_outliers(case.measurements, cohort, case.axes)
 
 
 def _look(stamp: object) -> int:
@@ -676,8 +676,7 @@ class ReviewState:
             return
         visible = self._visible(name, reviewer, verdicts, view.back)
         state = state_of(seen, visible)
-        valid = {name: about(seen, verdicts)}
-        reads = bool(self.readers.cases_of(reviewer, [name], valid))
+        reads = self.readers.reads(name, reviewer, about(seen, verdicts))
         view.rows.set(place, state, own=reviewer in visible, reads=reads)
 
     def _shown_rows(
@@ -771,8 +770,8 @@ class ReviewState:
                 self.worklist.update(name)
             if name in self.worklist.damaged:
                 raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
-            valid = {name: self._valid_of(name)}
-            if name in self.worklist.cases and self.readers.cases_of(reviewer, [name], valid):
+            valid = self._valid_of(name)
+            if name in self.worklist.cases and self.readers.reads(name, reviewer, valid):
                 return
         raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
 

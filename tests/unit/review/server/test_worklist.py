@@ -270,12 +270,9 @@ def test_filters_choose_what_a_look_at_every_case_does(listing: Listed, sharing:
             made.ask()  # later verdicts change rows that are kept
         made.decide(n * 7 % 30, decision, reviewer)  # type: ignore[arg-type]
     for reviewer in ("r1", "r2"):
-        own = made.state.readers
-        valid = {
-            name: dict(made.state.log.stack.of_case(name))
-            for name in made.names  # all are about the results that there are
-        }
-        theirs = own.cases_of(reviewer, made.names, valid)
+        # all verdicts are about the results that there are
+        of_case, reads = made.state.log.stack.of_case, made.state.readers.reads
+        theirs = [name for name in made.names if reads(name, reviewer, of_case(name))]
         for fields in QUERIES:
             known = {k: v for k, v in fields.items() if v != "nothing known"}
             expected = [n for n in plainly_chosen(made, reviewer, **known) if n in theirs]
