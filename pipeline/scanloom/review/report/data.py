@@ -159,7 +159,10 @@ def _read_cases(
         failed.discard(case.case_id)
         if failure is None and later is not None and later.reason == Reason.STALE.code:
             failure = later  # the newest run did not replace it
-        yield _outdated(case, failure) if failure else case
+        if failure:
+            flags = (*case.flags, Flag.OUTDATED.code)
+            case = replace(case, flags=flags, reason=failure.reason, detail=failure.detail)
+        yield case
     unlisted = defaultdict[tuple[str, str], list[str]](list)
     for id_ in sorted(failed):
         if (failure := _failure(out, id_)) is not None:
@@ -282,11 +285,6 @@ def references_of(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:
     )
 
 
-def _outdated(case: ReportCase, later: ReportCase) -> ReportCase:
-    flags = (*case.flags, Flag.OUTDATED.code)
-    return replace(case, flags=flags, reason=later.reason, detail=later.detail)
-
-
 def _failure(out: Path, id_: str) -> ReportCase | None:
     """Return a case that failed; None if scanloom did not write its record."""
     document = _json(out / FAILED / f"{id_}.json")
@@ -330,9 +328,9 @@ class _Manifest:
 
         Series that are known are none of `others`.
         """
-        found = [n for n in map(self._place, names) if n is not None]
+        found = [n for n in map(self._ids.first_row, names) if n is not None]
         self._is_known[found] = True
-        place = self._place(names[0])
+        place = self._ids.first_row(names[0])
         return None if place is None else self._case(self._rows.slice(place, 1).to_pylist()[0])
 
     def others(self) -> Iterator[ReportCase]:
@@ -340,9 +338,6 @@ class _Manifest:
         for first in range(0, len(self._rows), BATCH_SERIES):
             others = np.flatnonzero(~self._is_known[first : first + BATCH_SERIES])
             yield from map(self._case, self._rows.take(first + others).to_pylist())
-
-    def _place(self, name: str) -> int | None:
-        return next(iter(self._ids.rows(name)), None)
 
     def _case(self, row: dict[str, str]) -> ReportCase:
         return ReportCase(row["case"], row["case"], row["outcome"], row["reason"], row["detail"])

@@ -248,9 +248,8 @@ class ReportPage {
     link.href = `#case=${encodeURIComponent(record.id)}`;
     this.opens(link, record);
     name.append(link);
-    const source = this.elements.sourceOf(record);
-    if (source) {
-      const [patient, patientName, , , , description, path] = source;
+    if (record.source) {
+      const [patient, patientName, , , , description, path] = record.source;
       const text = [patient, patientName, description].filter(Boolean).join(", ") || path;
       name.append(make("p", text, "known"));
     }

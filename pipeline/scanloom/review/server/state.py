@@ -294,8 +294,8 @@ class Worklist:
         while batch := list(itertools.islice(entries, CHECKED)):
             damaged |= stored.damaged.intersection(entry.name for entry in batch)
             whole = [entry for entry in batch if entry.name not in damaged]
-            places = names.places([entry.name for entry in whole])
-            looks = np.fromiter(map(_look_at, whole), np.int64, len(whole))
+            places = names.first_rows([entry.name for entry in whole])
+            looks = np.fromiter((_look(_stamp(each)) for each in whole), np.int64, len(whole))
             if (places < 0).any() or (stored.looks[places] != looks).any():
                 return False
             missing[places] = False
@@ -304,7 +304,7 @@ class Worklist:
         if missing.any() or damaged != stored.damaged or any(map(self._current, folders)):
             return False
         corrected = {name for name, _ in stored.revised().items() ^ revised.items()}
-        judged = {name for name in self._judged if names.index(name) is not None}
+        judged = {name for name in self._judged if names.first_row(name) is not None}
         some = np.random.default_rng().choice(len(names), min(CHECKED, len(names)), replace=False)
         for name in judged.union(names[place] for place in some) - corrected:
             self.update(name)
@@ -470,14 +470,6 @@ def _look(stamp: object) -> int:
     return hash(stamp) if stamp else 0
 
 
-def _look_at(entry: os.DirEntry[str]) -> int:
-    """Return the look of a folder in `cases/`; 0 if it is gone."""
-    with suppress(OSError):
-        stat = entry.stat(follow_symlinks=False)
-        return _look((stat.st_mtime_ns, stat.st_ino))
-    return 0
-
-
 def _revision_looks(out: Path) -> dict[str, int]:
     """Return numbers that change when a revision is added, by the name of its case."""
     try:
@@ -488,7 +480,7 @@ def _revision_looks(out: Path) -> dict[str, int]:
         return {}
 
 
-def _stamp(path: Path) -> object:
+def _stamp(path: Path | os.DirEntry[str]) -> object:
     """Return a value that changes when a file or folder is replaced; None if it is missing."""
     with suppress(OSError):
         stat = path.stat()
@@ -625,7 +617,7 @@ class ReviewState:
         """
         with self._view(reviewer) as view:
             chosen, names = self._chosen(view, query), view.rows.rows.names
-            index = names.index(name)
+            index = names.first_row(name)
             own = -1 if index is None else index
             before, after = (int(np.searchsorted(chosen, own, side)) for side in ENDS)
             return {
@@ -650,7 +642,7 @@ class ReviewState:
             # a draft is in no file that the looks stat
             changed |= (back ^ view.back) | (drafts ^ view.drafts)
             view.lines, view.updated, view.back, view.drafts = stack.count, updated, back, drafts
-            places = [index for index in map(rows.names.index, changed) if index is not None]
+            places = [index for index in map(rows.names.first_row, changed) if index is not None]
             view.rows.number += bool(places)
             for place in places:
                 self._set(view, place, reviewer, stack.of_case(rows.names[place]))

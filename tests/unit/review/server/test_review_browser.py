@@ -759,7 +759,7 @@ def test_a_long_list_is_sent_by_pages_and_then_by_what_changed(
         assert "Accepted" in third.inner_text()
         assert tab.evaluate("document.activeElement.textContent") == names[2]
         news = [answer.json() for answer in answers]
-        assert [[row[0] for row in each["cases"]] for each in news] == [[names[2]]]
+        assert [[row["id"] for row in each["cases"]] for each in news] == [[names[2]]]
 
         tab.click("text=Open 419")
         tab.wait_for_function(

@@ -351,7 +351,7 @@ def test_rows_are_found_by_name_and_word_in_the_order_of_review() -> None:
     drawn = [("c", 1.0, "liver"), ("a", 2.0, "\udc80 é"), ("d", 1.0, ""), ("b", 3.0, "liver")]
     rows = CaseRows((Row(name, "CT", (), risk, text) for name, risk, text in drawn), by_risk=True)
     assert [*rows.names] == ["b", "a", "c", "d"]
-    assert [rows.names.index(name) for name in "abcde"] == [1, 0, 2, 3, None]
+    assert [rows.names.first_row(name) for name in "abcde"] == [1, 0, 2, 3, None]
 
     def found(*words: str) -> list[int]:
         return np.flatnonzero(rows.chosen(Query(words))).tolist()

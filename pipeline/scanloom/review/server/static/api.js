@@ -23,6 +23,12 @@ const KEY = `scanloom session ${REVIEWER}`;
 export const addressOf = (id) => `/api/case/${encodeURIComponent(id)}`;
 
 /**
+ * @param {string} id
+ * @returns {string} Address of the page of a case, with the filters of the list.
+ */
+export const pageOf = (id) => `${HOME}case/${encodeURIComponent(id)}${location.search}`;
+
+/**
  * @param {Case} about
  * @param {string} path
  * @param {boolean} [isDraft] Whether the strokes of a correction are asked for as well.

@@ -1,5 +1,5 @@
 // The page of a case: three planes, structures, doubts, and the verdict.
-import { HOME, SILENT, addressOf, enter, get, pixels, resultOf } from "./api.js";
+import { HOME, SILENT, addressOf, enter, get, pageOf, pixels, resultOf } from "./api.js";
 import { Correction } from "./correct.js";
 import { byId, element, say } from "./dom.js";
 import { Pointer } from "./pointer.js";
@@ -229,7 +229,7 @@ class CasePage {
   }
 
   go(id) {
-    history.pushState(null, "", `${HOME}case/${encodeURIComponent(id)}${location.search}`);
+    history.pushState(null, "", pageOf(id));
     return this.open(id);
   }
 
@@ -277,19 +277,14 @@ class CasePage {
   // Commands that open the case in other programs, run in the output folder.
   showCommands(about) {
     const folder = about.revision ? `review/revisions/${about.id}/${about.revision}` : about.folder;
-    const image = `${about.folder}/image.nii.gz`;
+    const isStored = about.image === "image";
+    const image = isStored ? `${about.folder}/image.nii.gz` : "SCAN";
     const labels = about.layers.map((layer) => `${folder}/${layer.file}`);
-    const commands =
-      about.image === "image"
-        ? [
-            ["ITK-SNAP", `itksnap -g ${image} -s ${labels[0]}`],
-            ["3D Slicer", `Slicer --python-code "${slicerCode(image, labels)}"`],
-          ]
-        : [
-            ["Scan", `scanloom where ${about.id} -o .`],
-            ["ITK-SNAP", `itksnap -g SCAN -s ${labels[0]}`],
-            ["3D Slicer", `Slicer --python-code "${slicerCode("SCAN", labels)}"`],
-          ];
+    const commands = [
+      ...(isStored ? [] : [["Scan", `scanloom where ${about.id} -o .`]]),
+      ["ITK-SNAP", `itksnap -g ${image} -s ${labels[0]}`],
+      ["3D Slicer", `Slicer --python-code "${slicerCode(image, labels)}"`],
+    ];
     byId("commands").replaceChildren(...commands.map(([name, text]) => commandOf(name, text)));
   }
 

@@ -1,6 +1,6 @@
 // The list of cases: filters and search stand in the address. The server chooses the rows; those around the window are
 // here, in blocks, and rows that were scrolled far away leave a gap of their height.
-import { HOME, SILENT, addressOf, enter, get, pixels } from "./api.js";
+import { SILENT, addressOf, enter, get, pageOf, pixels } from "./api.js";
 import { byId, element, say } from "./dom.js";
 
 const PAGE = 100; // rows of a block
@@ -125,13 +125,9 @@ class ListPage {
     history.replaceState(null, "", this.query.size ? `?${this.query}` : location.pathname);
   }
 
-  addressOf(row) {
-    return `${HOME}case/${encodeURIComponent(row.id)}${location.search}`;
-  }
-
   openNext() {
     const id = this.listed?.next;
-    if (id) location.assign(this.addressOf({ id }));
+    if (id) location.assign(pageOf(id));
   }
 
   // Rows
@@ -401,7 +397,7 @@ class ListPage {
 
   rowOf(row) {
     const name = element("th", "", { scope: "row" });
-    const link = element("a", "", { href: this.addressOf(row), tabindex: "-1" });
+    const link = element("a", "", { href: pageOf(row.id), tabindex: "-1" });
     const image = element("img", "", {
       alt: "",
       class: "thumbnail",
@@ -413,7 +409,7 @@ class ListPage {
     const frame = element("div", "", { class: "frame", "aria-hidden": "true" });
     frame.append(link);
     this.seen.observe(frame);
-    name.append(frame, element("a", row.id, { href: this.addressOf(row), class: "id" }));
+    name.append(frame, element("a", row.id, { href: pageOf(row.id), class: "id" }));
     if (row.who.length) name.append(element("div", row.who.join(" · "), { class: "who" }));
     const doubts = element("td");
     if (row.doubts.length) {
