@@ -155,7 +155,6 @@ def clean_up(out: Path, since: float) -> None:
         "",
         "failed",
         "report",
-        "report/thumbs",
         "review",
         PRIVATE,
         f"{PRIVATE}/index",

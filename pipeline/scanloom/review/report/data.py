@@ -18,7 +18,7 @@ from scanloom.cards.card import Range, ReferenceRange
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError, printable
 from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
 from scanloom.io.output.failures import FAILED, failed_cases
-from scanloom.io.output.file_names import PREVIEW, THUMBNAIL, TIMING
+from scanloom.io.output.file_names import PREVIEW, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import CASES, TOTALS, iter_cases, read_case
 from scanloom.io.output.lookup import Lookup
@@ -188,8 +188,6 @@ class StoredCases:
     structures : set of (label, model)
     references : dict
         Reference ranges by model.
-    previews : list of (case, file)
-        Previews of results of earlier versions, which have no thumbnail of their own.
     volumes, seconds : Columns
         Volumes in ml by (label, model), and seconds by step.
     """
@@ -198,7 +196,6 @@ class StoredCases:
         self._cases = Objects[ReportCase](folder)
         self.structures = set[tuple[str, str]]()
         self.references = dict[str, tuple[ReferenceRange, ...]]()
-        self.previews = list[tuple[str, Path]]()
         self.volumes, self.seconds = Columns[tuple[str, str]](folder), Columns[str](folder)
 
     def take(self, cases: Iterable[ReportCase]) -> Iterator[Measurement]:
@@ -206,8 +203,6 @@ class StoredCases:
         for case in cases:
             self._cases.add(replace(case, references={}))
             self.references |= case.references
-            if case.preview and THUMBNAIL not in case.files:
-                self.previews.append((case.id, case.preview))
             for name, seconds in case.seconds.items():
                 self.seconds.add(name, seconds)
             for m in case.measurements:
