@@ -39,11 +39,11 @@ export const resultOf = ({ id, version }, path, isDraft) =>
 
 // The secret is in the storage of this origin, port included: no other server gets it. It is read anew for each
 // request, since the link of a server that was started again at this address may be opened in another tab.
-async function send(path, { signal, body } = {}) {
+async function send(path, body) {
   const headers = { Authorization: `Bearer ${localStorage.getItem(KEY) ?? ""}` };
   const posted = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  return fetch(path, { credentials: "omit", cache: "no-store", headers, signal, ...posted });
+  return fetch(path, { credentials: "omit", cache: "no-store", headers, ...posted });
 }
 
 async function checked(answer) {
@@ -69,11 +69,10 @@ export async function get(path) {
 
 /**
  * @param {string} path
- * @param {AbortSignal} [signal]
  * @returns {Promise<ArrayBuffer>}
  */
-export async function pixels(path, signal) {
-  return (await checked(await send(path, { signal }))).arrayBuffer();
+export async function pixels(path) {
+  return (await checked(await send(path))).arrayBuffer();
 }
 
 /**
@@ -82,7 +81,7 @@ export async function pixels(path, signal) {
  * @returns {Promise<object>}
  */
 export async function post(path, body = {}) {
-  return (await checked(await send(path, { body }))).json();
+  return (await checked(await send(path, body))).json();
 }
 
 /**
