@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -152,18 +151,11 @@ class Routes:
                 raise RefusedError(404, "SURFACE", str(exc)) from None
         return Response(content, media_type="application/octet-stream")
 
-    def preview(self, request: Request, reviewer: str) -> Response:
-        """Return the preview of a case."""
-        return self._picture(case_folder(self.state.out, self._name(request, reviewer)) / PREVIEW)
-
-    def thumbnail(self, request: Request, reviewer: str) -> Response:
-        """Return the thumbnail of the result that is reviewed: the case's or its revision's."""
-        name = self._name(request, reviewer)
-        return self._picture(latest_result(self.state.out, name) / THUMBNAIL)
-
-    def _picture(self, path: Path) -> Response:
+    def picture(self, request: Request, reviewer: str, *, file: str) -> Response:
+        """Return a picture of the result that is reviewed: the case's or its revision's."""
+        result = latest_result(self.state.out, self._name(request, reviewer))
         try:
-            content = read_regular_file(path, MAX_PREVIEW_BYTES)
+            content = read_regular_file(result / file, MAX_PREVIEW_BYTES)
         except OSError as exc:
             if is_passing(exc):
                 raise
@@ -328,8 +320,8 @@ def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> 
         ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
         ("GET", f"{of_case}/labels/{{layer}}/{{plane}}/{{range}}", routes.labels),
         ("GET", f"{of_case}/surface/{{layer}}", routes.surface),
-        ("GET", f"{of_case}/preview", routes.preview),
-        ("GET", f"{of_case}/thumbnail", routes.thumbnail),
+        ("GET", f"{of_case}/preview", partial(routes.picture, file=PREVIEW)),
+        ("GET", f"{of_case}/thumbnail", partial(routes.picture, file=THUMBNAIL)),
         ("POST", f"{of_case}/verdict", routes.verdict),
         ("POST", f"{of_case}/undo", routes.undo),
         ("POST", f"{of_case}/stroke", routes.stroke),

@@ -285,18 +285,25 @@ def test_the_list_has_names_for_those_who_hold_the_key(published: Path, serve: A
 
 
 @both_layouts
-def test_the_list_has_a_thumbnail_of_each_result(server: Any) -> None:
-    """That of the revision once there is one; none is told."""
+def test_pictures_are_those_of_the_result_that_is_reviewed(server: Any) -> None:
+    """Those of the revision once there is one."""
     client, name = server.client(), server.cases[0]
-    shown = client.get(f"/api/case/{name}/thumbnail")
-    assert shown.content == (folder_of(server.out, name) / "thumbnail.png").read_bytes()
+
+    def shown() -> list[bytes]:
+        return [client.get(f"/api/case/{name}/{each}").content for each in ("thumbnail", "preview")]
+
+    def pictures(folder: Path) -> list[bytes]:
+        return [(folder / each).read_bytes() for each in ("thumbnail.png", "preview.png")]
+
+    before = shown()
+    assert before == pictures(folder_of(server.out, name))
     assert about(client, name)["folder"] == str(folder_of(server.out, name).relative_to(server.out))
     for index in range(server.state.open_cases.get(name).view.shape[2]):
         paint(client, name, index=index, radius_mm=40.0)
     change(client, name, "draft/save")
     [revision] = revision_folders(server.out, name)
-    after = client.get(f"/api/case/{name}/thumbnail").content
-    assert after == (revision / "thumbnail.png").read_bytes() != shown.content
+    assert shown() == pictures(revision)
+    assert not set(before) & set(shown())
     assert server.client(None).get(f"/api/case/{name}/thumbnail").status_code == 403
 
 
