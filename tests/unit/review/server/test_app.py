@@ -757,7 +757,7 @@ def test_cases_appear_and_go_while_it_runs(
 
     listed = client.get("/api/worklist").json()
 
-    assert {row[0] for row in listed["cases"]} == {name, new.name}
+    assert {row["id"] for row in listed["cases"]} == {name, new.name}
     assert client.get(f"/api/case/{server.cases[1]}").status_code == 404
 
 
