@@ -94,7 +94,7 @@ def main(results: Path, truth: Path, link: str) -> None:
     """Look at each case, correct it where needed, and accept it."""
     browser, accepted, corrected, drawn = Browser(link), 0, 0, 0
     listed = browser.ask("worklist?rows=0-999")
-    for row in (dict(zip(listed["columns"], each, strict=True)) for each in listed["cases"]):
+    for row in listed["cases"]:
         case = browser.ask(f"case/{row['id']}")
         path = results / case["folder"] / "segmentation.nii.gz"
         voxels = wrong_bone(path, truth / row["who"][0])
@@ -104,7 +104,7 @@ def main(results: Path, truth: Path, link: str) -> None:
             case = browser.ask(f"case/{row['id']}")
         else:
             accepted += 1
-        shown = {name: case[name] for name in ("recipe", "seen", "last")}
+        shown = {name: case[name] for name in ("version", "last")}
         browser.ask(f"case/{row['id']}/verdict", {"decision": "accept", **shown})
     print(f"{accepted} accepted as they were, {corrected} corrected with {drawn} polygons")
 

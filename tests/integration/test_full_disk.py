@@ -78,7 +78,6 @@ def test_wherever_a_disk_is_full_or_read_only_the_run_is_74_and_status_says_so(
         ("manifest.csv", True),
         ("measurements.parquet", True),
         ("report/index.html", True),
-        ("report/thumbs", False),
         ("report", False),
         ("private/runs", False),
     ],

@@ -36,7 +36,7 @@ NAME = "0"
 
 def judged(case: dict[str, Any], decision: str = "accept", **more: Any) -> dict[str, Any]:
     """Return a verdict about a case as it was shown."""
-    shown = {name: case[name] for name in ("recipe", "seen", "last")}
+    shown = {name: case[name] for name in ("version", "last")}
     return {"decision": decision, **shown, **more}
 
 

@@ -294,16 +294,6 @@ _SCAN_WEIGHT: Mapping[Flag, float] = {
 
 
 @dataclass(frozen=True)
-class OutlierValue:
-    """An unusual value of a structure, to be shown in its distribution."""
-
-    model: str
-    label: str
-    quantity: Quantity
-    value: float
-
-
-@dataclass(frozen=True)
 class Finding:
     """A property of one structure that calls for review.
 
@@ -315,8 +305,8 @@ class Finding:
         Share in the score of the case.
     text : str
         Description for the reviewer.
-    value : OutlierValue or None
-        The value that is unusual, if it is a value.
+    value : (Key, float) or None
+        The value that is unusual, if it is a value, to be shown in its distribution.
     subjects : tuple of Measurement
         Measurements of the structures that it concerns, where they were found.
     """
@@ -325,40 +315,25 @@ class Finding:
     structure: str
     weight: float
     text: str
-    value: OutlierValue | None = None
+    value: tuple[Key, float] | None = None
     subjects: tuple[Measurement, ...] = ()
 
 
-def find_outliers(
-    cases: Mapping[str, Sequence[Measurement]],
-    cohort: Cohort,
-    axes: Mapping[str, str],
-) -> dict[str, list[Finding]]:
-    """Find the outliers of every case.
+def find_outliers(measurements: Sequence[Measurement], cohort: Cohort, axes: str) -> list[Finding]:
+    """Return the findings of a case, those of the highest weight first.
 
     Parameters
     ----------
-    cases : mapping
-        Measurements of each case, by case id.
-    axes : mapping
-        Axis codes of each case's grid, such as "LPS", by case id; needed to compare sides.
-
-    Returns
-    -------
-    dict
-        Findings of every case, by case id, those of the highest weight first.
+    axes : str
+        Axis codes of its grid, such as "LPS", to compare sides; empty if they are unknown.
     """
-    findings: dict[str, list[Finding]] = {case: [] for case in cases}
-    for case, measurements in cases.items():
-        for measurement in measurements:
-            findings[case] += _compare(measurement, cohort)
-        flags = dict.fromkeys(flag for m in measurements for flag in m.flags)
-        findings[case] += [
-            Finding("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT
-        ]
-        findings[case] += _of_pairs(measurements, axes.get(case, ""))
-        findings[case].sort(key=lambda entry: (-entry.weight, entry.structure, entry.kind))
-    return findings
+    findings = [finding for m in measurements for finding in _compare(m, cohort)]
+    flags = dict.fromkeys(flag for m in measurements for flag in m.flags)
+    findings += [
+        Finding("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT
+    ]
+    findings += _of_pairs(measurements, axes)
+    return sorted(findings, key=lambda entry: (-entry.weight, entry.structure, entry.kind))
 
 
 def risk_score(findings: Sequence[Finding]) -> float:
@@ -391,7 +366,7 @@ def _compare(m: Measurement, cohort: Cohort) -> list[Finding]:
 
 def _outlier(m: Measurement, quantity: Quantity, value: float, cohort: Cohort) -> Finding | None:
     """Return the finding of a value that is unusual in the cohort, or for the model."""
-    key = m.model, m.label, quantity
+    key: Key = m.model, m.label, quantity
     z, reference = cohort.z_score(key, value), cohort.reference(key)
     if reference is not None and not reference.holds(value):
         factor = REFERENCE_FACTOR
@@ -403,8 +378,7 @@ def _outlier(m: Measurement, quantity: Quantity, value: float, cohort: Cohort) -
         return None
     usual = cohort.distributions[key]
     text = f"{_described(m, quantity, value > usual.usual[1])} ({_expected(usual)})"
-    outlier = OutlierValue(m.model, m.label, quantity, value)
-    return Finding(quantity, _name(m), _WEIGHT[quantity] * factor, text, outlier, (m,))
+    return Finding(quantity, _name(m), _WEIGHT[quantity] * factor, text, (key, value), (m,))
 
 
 def _described(m: Measurement, quantity: Quantity, is_high: bool) -> str:

@@ -84,19 +84,30 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-class Texts:
-    """Texts that are added one by one and read by their place, from 0."""
+class _Entries:
+    """Bytes of different lengths that are added one by one and read by their place, from 0."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file, self._ends = _ScratchFile(folder), array("Q", [0])
 
     def __len__(self) -> int:
-        """Return the number of texts."""
+        """Return the number of entries."""
         return len(self._ends) - 1
+
+    def _add(self, data: bytes) -> None:
+        self._ends.append(self._file.append(data) + len(data))
+
+    def _read(self, place: int) -> bytes:
+        begin, end = self._ends[place], self._ends[place + 1]
+        return self._file.read(begin, end - begin)
+
+
+class Texts(_Entries):
+    """Texts that are added one by one and read by their place, from 0."""
 
     def __getitem__(self, place: int) -> str:
         """Return a text."""
-        return decoded(self._encoded(place))
+        return decoded(self._read(place))
 
     def __iter__(self) -> Iterator[str]:
         """Yield all texts in their order."""
@@ -105,7 +116,7 @@ class Texts:
     def as_bytes(self) -> NDArray[np.bytes_]:
         """Return all texts in UTF-8 (N,), whose order is that of the texts."""
         width = int(np.diff(np.frombuffer(self._ends, np.uint64)).max(initial=1))
-        return np.fromiter(map(self._encoded, range(len(self))), f"S{width}", len(self))
+        return np.fromiter(map(self._read, range(len(self))), f"S{width}", len(self))
 
     def as_arrow(self) -> pa.LargeBinaryArray:
         """Return all texts in UTF-8 (N,), as far as they are in memory: without a folder."""
@@ -113,10 +124,6 @@ class Texts:
 
         buffers = (None, pa.py_buffer(self._ends), pa.py_buffer(self._file.read(0, self._ends[-1])))
         return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
-
-    def _encoded(self, place: int) -> bytes:
-        begin, end = self._ends[place], self._ends[place + 1]
-        return self._file.read(begin, end - begin)
 
     def add(self, text: str) -> None:
         """Add a text.
@@ -126,18 +133,17 @@ class Texts:
         OSError
             If it can't be written.
         """
-        data = encoded(text)
-        self._ends.append(self._file.append(data) + len(data))
+        self._add(encoded(text))
 
 
-class Objects(Generic[Stored]):
+class Objects(_Entries, Generic[Stored]):
     """Objects that are added one by one and read by their place, from 0; by any threads.
 
     They are pickled into a file that no other process can open.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._file, self._ends = _ScratchFile(folder), array("Q", [0])
+        super().__init__(folder)
         self._guard = threading.Lock()
 
     def add(self, stored: Stored) -> int:
@@ -150,14 +156,17 @@ class Objects(Generic[Stored]):
         """
         pickled = pickle.dumps(stored)
         with self._guard:
-            self._ends.append(self._file.append(pickled) + len(pickled))
-            return len(self._ends) - 2
+            self._add(pickled)
+            return len(self) - 1
+
+    def __iter__(self) -> Iterator[Stored]:
+        """Yield all objects in their order."""
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, place: int) -> Stored:
         """Return an object, equal to the one that was added."""
         with self._guard:
-            begin, end = self._ends[place], self._ends[place + 1]
-            pickled = self._file.read(begin, end - begin)
+            pickled = self._read(place)
         stored: Stored = pickle.loads(pickled)  # noqa: S301  # of this process
         return stored
 

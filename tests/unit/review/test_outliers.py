@@ -52,7 +52,8 @@ def findings_of(
     references: dict[str, list[ReferenceRange]] | None = None,
 ) -> dict[str, list[Finding]]:
     usual = Cohort((m for measurements in cases.values() for m in measurements), references)
-    return find_outliers(cases, usual, axes or {})
+    of_case = (axes or {}).get
+    return {case: find_outliers(cases[case], usual, of_case(case, "")) for case in cases}
 
 
 def kinds(cases: dict[str, list[Measurement]], case: str) -> list[str]:
@@ -105,8 +106,7 @@ def test_an_unusual_value_is_told_with_its_place() -> None:
 
     [doubt] = findings_of(cases)["odd"]
 
-    assert doubt.value is not None
-    assert (doubt.value.quantity, doubt.value.value) == ("volume", 15000.0)
+    assert doubt.value == (("m", "liver", "volume"), 15000.0)
     assert doubt.text.startswith("15000 ml is large (usually ")
     assert doubt.subjects == tuple(cases["odd"])
 

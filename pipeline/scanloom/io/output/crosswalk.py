@@ -295,7 +295,7 @@ def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
     table = _read(out, ("id", "path", "kind", "files"))
     volumes = table.filter(compute.not_equal(table.column("kind"), DICOM))
     lookup = Lookup(volumes.column("id"))
-    is_last = [lookup.rows(name)[-1] == row for row, name in enumerate(lookup.values())]
+    is_last = [lookup.rows(name)[-1] == row for row, name in enumerate(lookup)]
     of_one_file = compute.equal(volumes.column("files"), 1)
     last = volumes.filter(compute.and_(pa.array(is_last, pa.bool_()), of_one_file))
     return ValueSets(last.column("path"), last.column("id"))

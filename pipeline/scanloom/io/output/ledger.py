@@ -338,7 +338,7 @@ class Ledger:
 
     def _find(self, name: str) -> int | None:
         """Return the place of a folder in the list."""
-        return next(iter(self._lookup.rows(name)), None)
+        return self._lookup.first_row(name)
 
     def _known(self) -> NDArray[np.int64]:
         """Return the places of the folders of which something is said."""

@@ -28,13 +28,22 @@ class Lookup:
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self.column: pa.Array = column.combine_chunks()
-        hashes = np.fromiter(map(hash, self.values()), np.int64, len(self.column))
+        hashes = np.fromiter(map(hash, self), np.int64, len(self.column))
         # Stable, so that the rows of a value stay in order
         order = np.argsort(hashes, kind="stable")
         self._hashes = memoryview(hashes[order])
         self._rows = memoryview(order.astype(np.uint32))
 
-    def values(self) -> Iterator[str]:
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.column)
+
+    def __getitem__(self, row: int) -> str:
+        """Return the value of a row."""
+        value: str = self.column[int(row)].as_py()
+        return value
+
+    def __iter__(self) -> Iterator[str]:
         """Yield the value of each row."""
         for start in range(0, len(self.column), _VALUES_AT_ONCE):
             yield from self.column.slice(start, _VALUES_AT_ONCE).to_pylist()
@@ -45,10 +54,14 @@ class Lookup:
         place = bisect_left(self._hashes, wanted)
         while place < len(self._hashes) and self._hashes[place] == wanted:
             row = self._rows[place]
-            if self.column[row].as_py() == value:  # else only the hash is equal
+            if self[row] == value:  # else only the hash is equal
                 found.append(row)
             place += 1
         return found
+
+    def first_row(self, value: str) -> int | None:
+        """Return the first row that has a value; None if there is none."""
+        return next(iter(self.rows(value)), None)
 
     def first_rows(self, values: Sequence[str]) -> NDArray[np.int64]:
         """Return the first row that has each of many values, or -1."""

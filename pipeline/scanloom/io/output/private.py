@@ -34,7 +34,7 @@ CROSSWALK, CROSSWALK_LINES = "crosswalk.parquet", "crosswalk.jsonl"
 LEDGER, LEDGER_LINES = "ledger.parquet", "ledger.jsonl"
 LOCK = ".lock"
 LINK_FREE_ENTRIES = (
-    *("cases", ".work", PRIVATE, f"{PRIVATE}/index", "engines", "report", "report/thumbs", "bids"),
+    *("cases", ".work", PRIVATE, f"{PRIVATE}/index", "engines", "report", "bids"),
     *("report/data", "private/report", "review", "review/revisions"),
 )
 """Subfolders of OUT that must not be links: files in them are removed, or their modes changed."""

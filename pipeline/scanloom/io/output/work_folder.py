@@ -150,7 +150,6 @@ def clean_up(out: Path, since: float) -> None:
         "",
         "failed",
         "report",
-        "report/thumbs",
         "review",
         PRIVATE,
         f"{PRIVATE}/index",

@@ -34,11 +34,6 @@ export class CaseElements {
     return known && value !== null && value !== undefined ? strip(known, value) : null;
   }
 
-  /** @returns {?string[]} Values of `SOURCE`. */
-  sourceOf(record) {
-    return record.source ?? null;
-  }
-
   reason(record) {
     const line = make("p");
     const texts = [record.detail, this.advice[record.reason]].filter(Boolean);
@@ -152,7 +147,7 @@ export class CaseElements {
   }
 
   source(record) {
-    const known = this.sourceOf(record);
+    const known = record.source;
     const box = section("Source", copyable(`scanloom where ${record.case ?? record.id}`));
     if (!known) return box;
     const list = make("dl", undefined, "volumes");

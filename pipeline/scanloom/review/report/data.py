@@ -13,21 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scanloom.cards.card import Range, ReferenceRange
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError, printable
-from scanloom.core.grid import Box
-from scanloom.core.reasons import known_flags
 from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
 from scanloom.io.output.failures import FAILED, failed_cases
-from scanloom.io.output.file_names import PREVIEW, THUMBNAIL, TIMING
+from scanloom.io.output.file_names import PREVIEW, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import CASES, TOTALS, iter_cases, read_case
+from scanloom.io.output.lookup import Lookup
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import observed_state
-from scanloom.review.scratch import Columns, Texts
+from scanloom.review.scratch import Columns, Objects
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,7 +159,10 @@ def _read_cases(
         failed.discard(case.case_id)
         if failure is None and later is not None and later.reason == Reason.STALE.code:
             failure = later  # the newest run did not replace it
-        yield _outdated(case, failure) if failure else case
+        if failure:
+            flags = (*case.flags, Flag.OUTDATED.code)
+            case = replace(case, flags=flags, reason=failure.reason, detail=failure.detail)
+        yield case
     unlisted = defaultdict[tuple[str, str], list[str]](list)
     for id_ in sorted(failed):
         if (failure := _failure(out, id_)) is not None:
@@ -187,26 +188,21 @@ class StoredCases:
     structures : set of (label, model)
     references : dict
         Reference ranges by model.
-    previews : list of (case, file)
-        Previews of results of earlier versions, which have no thumbnail of their own.
     volumes, seconds : Columns
         Volumes in ml by (label, model), and seconds by step.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._texts = Texts(folder)
+        self._cases = Objects[ReportCase](folder)
         self.structures = set[tuple[str, str]]()
         self.references = dict[str, tuple[ReferenceRange, ...]]()
-        self.previews = list[tuple[str, Path]]()
         self.volumes, self.seconds = Columns[tuple[str, str]](folder), Columns[str](folder)
 
     def take(self, cases: Iterable[ReportCase]) -> Iterator[Measurement]:
         """Store cases; yield the measurements of those with a result."""
         for case in cases:
-            self._texts.add(json.dumps(_plain_case(case)))
+            self._cases.add(replace(case, references={}))
             self.references |= case.references
-            if case.preview and THUMBNAIL not in case.files:
-                self.previews.append((case.id, case.preview))
             for name, seconds in case.seconds.items():
                 self.seconds.add(name, seconds)
             for m in case.measurements:
@@ -217,49 +213,8 @@ class StoredCases:
             yield from case.measurements
 
     def __iter__(self) -> Iterator[ReportCase]:
-        """Yield the cases as they were taken, without what rows don't need."""
-        return map(_case_from_plain, map(json.loads, self._texts))
-
-
-def _plain_case(case: ReportCase) -> list[Any]:
-    """Return what a row needs of a case."""
-    measured = [
-        (
-            *(m.model, m.label, m.voxels, m.volume_ml, m.unit, m.mean, m.components, m.box),
-            *(flag.name for flag in m.flags),
-        )
-        for m in case.measurements
-    ]
-    seconds, preview = sum(case.seconds.values()), case.preview and str(case.preview)
-    texts = (case.id, case.case_id, case.status, case.reason, case.detail, case.models, case.flags)
-    return [*texts, measured, case.axes, case.shape, seconds, preview, case.subfolder, case.files]
-
-
-def _case_from_plain(plain: Sequence[Any]) -> ReportCase:
-    id_, case_id, status, reason, detail, models, flags, measured, *of_scan = plain
-    axes, shape, seconds, preview, subfolder, files = of_scan
-    measurements = (
-        Measurement(
-            *(model, label, 0, voxels, volume_ml, unit, mean),
-            *(None,) * 6,
-            box=box and Box(*map(tuple, box)),
-            components=components,
-            flags=known_flags(codes),
-        )
-        for model, label, voxels, volume_ml, unit, mean, components, box, *codes in measured
-    )
-    return ReportCase(
-        *(id_, case_id, status, reason, detail),
-        models=tuple(models),
-        flags=tuple(flags),
-        measurements=tuple(measurements),
-        axes=axes,
-        shape=tuple(shape),
-        seconds={"": seconds},
-        preview=preview and Path(preview),
-        subfolder=subfolder,
-        files=tuple(files),
-    )
+        """Yield the cases as they were taken, without their references."""
+        return iter(self._cases)
 
 
 def collect_runs(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
@@ -325,11 +280,6 @@ def references_of(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:
     )
 
 
-def _outdated(case: ReportCase, later: ReportCase) -> ReportCase:
-    flags = (*case.flags, Flag.OUTDATED.code)
-    return replace(case, flags=flags, reason=later.reason, detail=later.detail)
-
-
 def _failure(out: Path, id_: str) -> ReportCase | None:
     """Return a case that failed; None if scanloom did not write its record."""
     document = _json(out / FAILED / f"{id_}.json")
@@ -363,8 +313,8 @@ class _Manifest:
         names = [("reason", "first"), ("outcome", "first"), ("detail", "first")]
         first = series.group_by("case", use_threads=False).aggregate(names)
         self._rows = first.rename_columns(["case", *MANIFEST_COLUMNS[:3]]).sort_by("case")
-        self._ids = _as_bytes(self._rows["case"])
-        self._is_known = np.zeros(len(self._ids), bool)
+        self._ids = Lookup(self._rows["case"])
+        self._is_known = np.zeros(len(self._rows), bool)
         order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
         self.left_out = [self._left_out(series, key, by_reason[key]) for key in order]
 
@@ -373,23 +323,16 @@ class _Manifest:
 
         Series that are known are none of `others`.
         """
-        found = [n for n in map(self._place, names) if n is not None]
+        found = [n for n in map(self._ids.first_row, names) if n is not None]
         self._is_known[found] = True
-        place = self._place(names[0])
+        place = self._ids.first_row(names[0])
         return None if place is None else self._case(self._rows.slice(place, 1).to_pylist()[0])
 
     def others(self) -> Iterator[ReportCase]:
         """Yield the series that nobody asked for."""
-        for first in range(0, len(self._ids), BATCH_SERIES):
+        for first in range(0, len(self._rows), BATCH_SERIES):
             others = np.flatnonzero(~self._is_known[first : first + BATCH_SERIES])
             yield from map(self._case, self._rows.take(first + others).to_pylist())
-
-    def _place(self, name: str) -> int | None:
-        text = name.encode("utf-8", "surrogatepass")
-        if len(text) > self._ids.itemsize:
-            return None
-        place = int(self._ids.searchsorted(text))
-        return place if place < len(self._ids) and self._ids[place] == text else None
 
     def _case(self, row: dict[str, str]) -> ReportCase:
         return ReportCase(row["case"], row["case"], row["outcome"], row["reason"], row["detail"])
@@ -419,19 +362,6 @@ class _Manifest:
 MANIFEST_COLUMNS = ("reason", "outcome", "detail", "case")
 BATCH_SERIES = 10_000
 """Series that are read at a time."""
-
-
-def _as_bytes(texts: pa.ChunkedArray) -> NDArray[np.bytes_]:
-    """Return texts in UTF-8 (N,), whose order is that of the texts."""
-    from pyarrow import compute
-
-    width = compute.max(compute.binary_length(texts)).as_py() or 1
-    encoded, place = np.empty(len(texts), f"S{width}"), 0
-    for first in range(0, len(texts), BATCH_SERIES):
-        batch = [text.encode() for text in texts[first : first + BATCH_SERIES].to_pylist()]
-        encoded[place : place + len(batch)] = batch
-        place += len(batch)
-    return encoded
 
 
 def _read_manifest(out: Path) -> _Manifest:

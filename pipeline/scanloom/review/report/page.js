@@ -5,6 +5,7 @@ import { Index, Parts } from "./parts.js";
 
 const PAGE = 30;
 const THUMBNAIL = "thumbnail.png";
+const PREVIEW = "preview.png"; // of results of earlier versions, which have no thumbnail
 const MAX_FINDINGS = 6;
 const FIELDS = ["search", "status", "verdict", "reason", "flag", "model", "structure"];
 const WITH_RESULT = new Set(["done", "outdated"]);
@@ -14,7 +15,6 @@ class ReportPage {
     this.index = new Index(new Parts(data.parts, data.folder), data);
     this.count = data.count;
     this.structures = data.structures;
-    this.pictures = data.pictures; // address of the folder with thumbnails
     this.elements = new CaseElements(data);
     this.dialog = new CaseDialog(this.elements, {
       step: (by) => this.step(by),
@@ -248,9 +248,8 @@ class ReportPage {
     link.href = `#case=${encodeURIComponent(record.id)}`;
     this.opens(link, record);
     name.append(link);
-    const source = this.elements.sourceOf(record);
-    if (source) {
-      const [patient, patientName, , , , description, path] = source;
+    if (record.source) {
+      const [patient, patientName, , , , description, path] = record.source;
       const text = [patient, patientName, description].filter(Boolean).join(", ") || path;
       name.append(make("p", text, "known"));
     }
@@ -275,16 +274,14 @@ class ReportPage {
     const cell = make("td");
     if (!record.preview) return cell;
     const link = make("a");
-    link.href = addressOf(record, "preview.png");
+    link.href = addressOf(record, PREVIEW);
     this.opens(link, record);
     const image = make("img");
     [image.width, image.height] = record.preview;
     image.loading = "lazy";
     image.decoding = "async";
     image.alt = `Preview of case ${record.id}`;
-    image.src = record.files.includes(THUMBNAIL)
-      ? addressOf(record, THUMBNAIL)
-      : `${this.pictures}thumbs/${encodeURIComponent(record.id)}.webp`;
+    image.src = addressOf(record, record.files.includes(THUMBNAIL) ? THUMBNAIL : PREVIEW);
     link.append(image);
     cell.append(link);
     return cell;

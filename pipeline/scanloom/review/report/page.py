@@ -19,7 +19,6 @@ from PIL import Image
 
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
 from scanloom.io.output.failures import FAILED
-from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import PRIVATE, check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
@@ -53,7 +52,7 @@ from scanloom.review.report.parts import (
     remove_others,
     write_parts,
 )
-from scanloom.review.report.pictures import draw_charts, draw_thumbs
+from scanloom.review.report.pictures import draw_charts
 from scanloom.review.revisions import REVISIONS
 from scanloom.review.verdicts.log import REVIEW, VERDICTS
 from scanloom.review.verdicts.tables import review_states
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
 
 REPORT = "report"
 PRIVATE_REPORT = "report.html"
-THUMBS = "thumbs"
 DATA = "data"
 SUMMARY = "summary.json"
 """What the page says of all its rows, and of what it was made."""
@@ -249,9 +247,6 @@ def _content(
     folder.mkdir(parents=True, exist_ok=True)
     stored = StoredCases(folder)
     cohort = outliers.Cohort(stored.take(data.cases), stored.references, folder)
-    # results of earlier versions have no thumbnail of their own
-    thumbs = draw_thumbs(stored.previews, folder / THUMBS)
-    damaged.update(case for case, _ in stored.previews if case not in thumbs)
     structures = structure_names(stored.structures)
     names = list(structures.values())
     charts = draw_charts(stored.volumes, stored.seconds, structures, folder)
@@ -261,7 +256,7 @@ def _content(
     pictures = f"../{REPORT}/" if is_private else ""
     table = RowTable(len(structures), out / PRIVATE if is_private else folder)
     for case in stored:
-        row = _row(case, cohort, structures, thumbs.get(case.id))
+        row = _row(case, cohort, structures)
         source = (sources or {}).get(case.case_id)
         if source:
             row["source"] = source
@@ -280,7 +275,6 @@ def _content(
         "count": len(table),
         "values": values,
         "sizes": {"rows": ROWS, "words": TEXTS},
-        "pictures": pictures,
     }
     return table, {
         "data": page_data,
@@ -384,16 +378,10 @@ def _row(
     case: ReportCase,
     cohort: outliers.Cohort,
     structures: Structures,
-    drawn: tuple[int, int] | None,
 ) -> dict[str, Any]:
-    """Return a case as the page shows it.
-
-    `drawn` is the size (width, height) of its thumbnail if the report had to draw one.
-    """
+    """Return a case as the page shows it."""
     has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
-    found = outliers.find_outliers({case.id: case.measurements}, cohort, {case.id: case.axes})
-    findings = found[case.id] if has_result else []
-    thumb = THUMBNAIL_SIZE if case.preview and THUMBNAIL in case.files else drawn
+    findings = outliers.find_outliers(case.measurements, cohort, case.axes) if has_result else []
     # the threshold of review: an outdated result calls for a look, whatever its findings
     risk = 1.0 if outdated else outliers.risk_score(findings)
     mosaic = read_mosaic(case.preview) if case.preview and findings else None
@@ -421,7 +409,7 @@ def _row(
         "means": [_rounded(m.mean) if m else None for m in measured],
         "parts": [m.components if m else None for m in measured],
         "units": next((m.unit for m in measured if m is not None), ""),  # a scan has one
-        "preview": thumb,
+        "preview": THUMBNAIL_SIZE if case.preview else None,
         **({"page": mosaic.page} if mosaic else {}),
         "files": list(case.files),
     }
@@ -443,10 +431,9 @@ def _shown_findings(
         names = [finding.structure for finding in alike]
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}
-        outlier = alike[0].value
-        if outlier is not None:
-            n = structures.index((outlier.model, outlier.label))
-            entry["value"] = [n, outlier.quantity, _rounded(outlier.value)]
+        if alike[0].value is not None:
+            (model, label, quantity), value = alike[0].value
+            entry["value"] = [structures.index((model, label)), quantity, _rounded(value)]
         subjects = tuple(m for finding in alike for m in finding.subjects)
         if mosaic is not None and subjects:
             entry["slices"] = slices_of(alike[0].kind, subjects, mosaic.tiles, case.shape)

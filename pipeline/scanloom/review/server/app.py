@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.revisions import latest_result
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
-from scanloom.review.server.drafts import LabelDraft, Step, check_result
+from scanloom.review.server.drafts import LabelDraft, Step
 from scanloom.review.server.requests import (
     LastFields,
     StrokeFields,
@@ -152,18 +151,11 @@ class Routes:
                 raise RefusedError(404, "SURFACE", str(exc)) from None
         return Response(content, media_type="application/octet-stream")
 
-    def preview(self, request: Request, reviewer: str) -> Response:
-        """Return the preview of a case."""
-        return self._picture(case_folder(self.state.out, self._name(request, reviewer)) / PREVIEW)
-
-    def thumbnail(self, request: Request, reviewer: str) -> Response:
-        """Return the thumbnail of the result that is reviewed: the case's or its revision's."""
-        name = self._name(request, reviewer)
-        return self._picture(latest_result(self.state.out, name) / THUMBNAIL)
-
-    def _picture(self, path: Path) -> Response:
+    def picture(self, request: Request, reviewer: str, *, file: str) -> Response:
+        """Return a picture of the result that is reviewed: the case's or its revision's."""
+        result = latest_result(self.state.out, self._name(request, reviewer))
         try:
-            content = read_regular_file(path, MAX_PREVIEW_BYTES)
+            content = read_regular_file(result / file, MAX_PREVIEW_BYTES)
         except OSError as exc:
             if is_passing(exc):
                 raise
@@ -175,10 +167,11 @@ class Routes:
         name = self._name(request, reviewer)
         fields = read_fields(VerdictFields, request.state.body)
         case = self.state.opened(name)
+        case.check(fields.version)
         labels = {f"{layer.model}/{s['label']}" for layer in case.layers for s in layer.structures}
         if not fields.structures.keys() <= labels:
             raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
-        verdict = fields.verdict(name, reviewer)
+        verdict = fields.verdict(name, reviewer, case.seen)
         kept = self.state.keep(verdict, fields.comment.strip(), fields.last)
         return JSONResponse({"number": kept.number, **self.state.verdicts(name, reviewer)})
 
@@ -242,7 +235,7 @@ class Routes:
         made: Callable[[LabelDraft], Step | None],
     ) -> Response:
         """Change the reviewer's draft by a step that is made of its labels, if it changes any."""
-        check_result(case, version)  # before a draft of an earlier result is dropped
+        case.check(version)  # before a draft of an earlier result is dropped
         held = self.state.drafts.of(case, reviewer)
         try:
             with held.changing(case, version) as draft:
@@ -253,14 +246,12 @@ class Routes:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
 
     def draft(self, request: Request, reviewer: str) -> Response:
-        """Return how far the reviewer's draft is, of the result that was seen if one is named.
+        """Return how far the reviewer's draft is.
 
         The page that shows a case asks this first, also if it knows the case already.
         """
         self.state.open_cases.show(self._name(request, reviewer), reviewer)
         case = self._opened(request, reviewer)
-        if version := request.query_params.get("version"):
-            check_result(case, version)
         self.state.log.note_view(case.name, reviewer)  # it may have been fetched ahead
         return JSONResponse(self.state.drafts.describe(case, reviewer))
 
@@ -290,7 +281,11 @@ class Routes:
         return name
 
     def _opened(self, request: Request, reviewer: str) -> OpenedCase:
-        return self.state.opened(self._name(request, reviewer))
+        """Return an open case; STALE if the address has the version of another result."""
+        case = self.state.opened(self._name(request, reviewer))
+        if version := request.query_params.get("version"):
+            case.check(version)
+        return case
 
     @contextmanager
     def _labels(self, request: Request, reviewer: str) -> Iterator[tuple[OpenedCase, NDArray[Any]]]:
@@ -329,8 +324,8 @@ def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> 
         ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
         ("GET", f"{of_case}/labels/{{layer}}/{{plane}}/{{range}}", routes.labels),
         ("GET", f"{of_case}/surface/{{layer}}", routes.surface),
-        ("GET", f"{of_case}/preview", routes.preview),
-        ("GET", f"{of_case}/thumbnail", routes.thumbnail),
+        ("GET", f"{of_case}/preview", partial(routes.picture, file=PREVIEW)),
+        ("GET", f"{of_case}/thumbnail", partial(routes.picture, file=THUMBNAIL)),
         ("POST", f"{of_case}/verdict", routes.verdict),
         ("POST", f"{of_case}/undo", routes.undo),
         ("POST", f"{of_case}/stroke", routes.stroke),

@@ -125,6 +125,11 @@ class OpenedCase:
         image = self.image.array.nbytes if self.image else 0
         return image + sum(layer.labels.nbytes for layer in self.layers)
 
+    def check(self, version: str) -> None:
+        """Refuse the version of another result, or of a draft of one; STALE."""
+        if version.partition(".")[0] != self.seen.version:
+            raise ScanError(Reason.STALE, "the result was replaced since it was opened")
+
 
 def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
     """Open a published case.
@@ -272,10 +277,8 @@ def describe(case: OpenedCase) -> dict[str, Any]:
             for index, layer in enumerate(case.layers)
         ],
         "models": [f"{m['name']} {m['version']}".strip() for m in case.document["models"]],
-        "flags": [flag["code"] for flag in case.document["flags"]],
         "revision": case.revision,
-        "recipe": case.seen.recipe,
-        "seen": case.seen.labels,
+        "version": case.seen.version,
     }
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import math
 import os
@@ -446,7 +445,7 @@ class HeldDraft:
     def version(self) -> str:
         """Text that changes with every stroke; equal for all drafts of a result without strokes."""
         count = len(self.steps)
-        return f"{_digest(self.seen)}.{f'{self.number}.{count}' if count else '0'}"
+        return f"{self.seen.version}.{f'{self.number}.{count}' if count else '0'}"
 
     @property
     def state(self) -> dict[str, Any]:
@@ -486,7 +485,7 @@ class HeldDraft:
             DRAFT_CHANGED if another window changed, saved or dropped the draft since.
         """
         # before the draft is painted: its labels are those of another result
-        check_result(case, version)
+        case.check(version)
         with self.using(case) as draft:
             del case
             if self.closed or version != self.version:
@@ -687,12 +686,6 @@ def _structures(case: OpenedCase) -> tuple[Mapping[int, str], ...]:
     return tuple({s["number"]: s["label"] for s in layer.structures} for layer in case.layers)
 
 
-def check_result(case: OpenedCase, version: str) -> None:
-    """Refuse a version of a draft of another result than that of an open case; STALE."""
-    if version.partition(".")[0] != _digest(case.seen):
-        raise ScanError(Reason.STALE, "the result was replaced since it was opened")
-
-
 def _fit(draft: HeldDraft, case: OpenedCase) -> bool:
     """Return whether strokes on another result can be painted on that of a case."""
     now = _structures(case)
@@ -794,8 +787,3 @@ def _step_line(step: Step) -> bytes:
 
 def _line(plain: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
-
-
-def _digest(seen: Seen) -> str:
-    plain = json.dumps([seen.recipe, dict(seen.labels)], sort_keys=True)
-    return hashlib.sha256(plain.encode()).hexdigest()[:16]

@@ -116,15 +116,14 @@ class VerdictFields(LastFields):
     comment: str = Field(default="", max_length=MAX_COMMENT)
     # a page may be left open for long: whole numbers that no float can hold are cut as well
     seconds: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0)] = 0
-    recipe: str
-    seen: dict[str, str] = Field(max_length=MAX_STRUCTURES)
+    version: str
 
-    def verdict(self, case: str, reviewer: str) -> Verdict:
-        """Return the verdict of a reviewer on a case."""
+    def verdict(self, case: str, reviewer: str, seen: Seen) -> Verdict:
+        """Return the verdict of a reviewer on a result of a case."""
         return Verdict(
             case=case,
             reviewer=reviewer,
-            seen=Seen(self.recipe, self.seen),
+            seen=seen,
             decision=self.decision,
             structures=self.structures,
             tags=tuple(dict.fromkeys(self.tags)),

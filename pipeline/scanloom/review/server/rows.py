@@ -126,47 +126,6 @@ class Query:
     doubtful: bool = False
 
 
-class Names:
-    """The names of rows by their places; a million take 50 MB.
-
-    Parameters
-    ----------
-    names : pyarrow.Array
-        Texts (N,).
-    """
-
-    def __init__(self, names: pa.Array) -> None:
-        import pyarrow as pa
-
-        self._lookup = Lookup(pa.chunked_array([names]))
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self._lookup.column)
-
-    def __getitem__(self, index: int) -> str:
-        """Return the name of a row."""
-        name: str = self._lookup.column[int(index)].as_py()
-        return name
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield all names."""
-        return self._lookup.values()
-
-    def index(self, name: str) -> int | None:
-        """Return the place of a row; None if there is none of this name."""
-        return next(iter(self._lookup.rows(name)), None)
-
-    @property
-    def as_arrow(self) -> pa.Array:
-        """The names of all rows (N,)."""
-        return self._lookup.column
-
-    def places(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Return the place of the row of each name, or -1 (N,)."""
-        return self._lookup.first_rows(names)
-
-
 class CaseRows:
     """Rows in columns, in the order in which they come, which is that of their places.
 
@@ -202,7 +161,9 @@ class CaseRows:
         models: NDArray[np.int32],
         risk: NDArray[np.float64],
     ) -> None:
-        self.names, self._texts = Names(names), texts
+        import pyarrow as pa
+
+        self.names, self._texts = Lookup(pa.chunked_array([names])), texts
         self._who: pa.Array | None = None
         self._new_texts = dict[int, bytes]()
         """Texts of rows that were replaced."""
@@ -246,7 +207,7 @@ class CaseRows:
             replaced = pa.array([text for _, text in new], texts.type)
             texts = compute.replace_with_mask(texts, pa.array(mask), replaced)
         columns = {
-            "name": self.names.as_arrow,
+            "name": self.names.column,
             "text": texts,
             "modality": self.modality,
             "models": self.models,
@@ -263,14 +224,14 @@ class CaseRows:
 
     def of(self, name: str) -> ListRow | None:
         """Return the row of a case; None if there is none, or it was removed."""
-        index = self.names.index(name)
+        index = self.names.first_row(name)
         if index is None or not self.present[index]:
             return None
         return self._row(index, list(self._modalities), list(self._models))
 
     def put(self, row: ListRow) -> bool:
         """Replace the row of a case, which stays in its place; return whether there is one."""
-        index = self.names.index(row.name)
+        index = self.names.first_row(row.name)
         if index is None:
             return False
         self.modality[index], self.models[index] = self._codes(row)
@@ -282,7 +243,7 @@ class CaseRows:
 
     def remove(self, name: str) -> None:
         """Remove the row of a case."""
-        index = self.names.index(name)
+        index = self.names.first_row(name)
         if index is not None:
             self.present[index] = False
             self._note(index)
@@ -413,7 +374,7 @@ class ReviewerRows:
             waiting = waiting[waiting != place]
             if waiting.size:
                 after = int(np.searchsorted(waiting, place))
-                return self.rows.names[int(waiting[after % waiting.size])]
+                return self.rows.names[waiting[after % waiting.size]]
         return None
 
     def counts(self) -> dict[str, int]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import resource
 import secrets
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -89,7 +89,9 @@ class Guard:
             self._check(scope)
             body = await self._body(scope, receive)
         except RefusedError as refused:
-            await _refuse(refused, send_with_headers)
+            plain = {"reason": refused.reason, "text": refused.text}
+            answer = JSONResponse(plain, refused.status, {"connection": "close"})
+            await answer(scope, receive, send_with_headers)
             return
         await self.app(scope, _once(body, receive), send_with_headers)
 
@@ -147,14 +149,6 @@ def _once(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return replay
-
-
-async def _refuse(refused: RefusedError, send: Send) -> None:
-    body = json.dumps({"reason": refused.reason, "text": refused.text}).encode()
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    headers.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 SCHEME = "Bearer "

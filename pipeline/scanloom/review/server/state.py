@@ -294,8 +294,8 @@ class Worklist:
         while batch := list(itertools.islice(entries, CHECKED)):
             damaged |= stored.damaged.intersection(entry.name for entry in batch)
             whole = [entry for entry in batch if entry.name not in damaged]
-            places = names.places([entry.name for entry in whole])
-            looks = np.fromiter(map(_look_at, whole), np.int64, len(whole))
+            places = names.first_rows([entry.name for entry in whole])
+            looks = np.fromiter((_look(_stamp(each)) for each in whole), np.int64, len(whole))
             if (places < 0).any() or (stored.looks[places] != looks).any():
                 return False
             missing[places] = False
@@ -304,7 +304,7 @@ class Worklist:
         if missing.any() or damaged != stored.damaged or any(map(self._current, folders)):
             return False
         corrected = {name for name, _ in stored.revised().items() ^ revised.items()}
-        judged = {name for name in self._judged if names.index(name) is not None}
+        judged = {name for name in self._judged if names.first_row(name) is not None}
         some = np.random.default_rng().choice(len(names), min(CHECKED, len(names)), replace=False)
         for name in judged.union(names[place] for place in some) - corrected:
             self.update(name)
@@ -462,20 +462,12 @@ class Worklist:
 
 
 def _findings(case: MeasuredCase, cohort: outliers.Cohort) -> list[Finding]:
-    return outliers.find_outliers({"": case.measurements}, cohort, {"": case.axes})[""]
+    return outliers.find_outliers(case.measurements, cohort, case.axes)
 
 
 def _look(stamp: object) -> int:
     """Return a number that changes with the stamp of a folder; of integers, in any process."""
     return hash(stamp) if stamp else 0
-
-
-def _look_at(entry: os.DirEntry[str]) -> int:
-    """Return the look of a folder in `cases/`; 0 if it is gone."""
-    with suppress(OSError):
-        stat = entry.stat(follow_symlinks=False)
-        return _look((stat.st_mtime_ns, stat.st_ino))
-    return 0
 
 
 def _revision_looks(out: Path) -> dict[str, int]:
@@ -488,7 +480,7 @@ def _revision_looks(out: Path) -> dict[str, int]:
         return {}
 
 
-def _stamp(path: Path) -> object:
+def _stamp(path: Path | os.DirEntry[str]) -> object:
     """Return a value that changes when a file or folder is replaced; None if it is missing."""
     with suppress(OSError):
         stat = path.stat()
@@ -496,12 +488,6 @@ def _stamp(path: Path) -> object:
     return None
 
 
-COLUMNS = (
-    *("id", "modality", "slices", "spacing", "models", "doubts"),
-    *("review", "state", "mine", "readers", "revision", "draft", "who"),
-)
-"""Columns of the list; `state` is a decision, "disagreed", "stale" or "open", `who` names
-the patient if reviewers may see it."""
 BLIND = (
     "Others read this case without knowing of each other: the strokes are kept until all have "
     "decided, save them then."
@@ -613,7 +599,6 @@ class ReviewState:
             return {
                 "version": version,
                 "checking": checking,
-                "columns": COLUMNS,
                 "names": [names[place] for place in places],
                 "cases": self._shown_rows(view, changed, reviewer),
                 "found": len(chosen),
@@ -632,7 +617,7 @@ class ReviewState:
         """
         with self._view(reviewer) as view:
             chosen, names = self._chosen(view, query), view.rows.rows.names
-            index = names.index(name)
+            index = names.first_row(name)
             own = -1 if index is None else index
             before, after = (int(np.searchsorted(chosen, own, side)) for side in ENDS)
             return {
@@ -657,7 +642,7 @@ class ReviewState:
             # a draft is in no file that the looks stat
             changed |= (back ^ view.back) | (drafts ^ view.drafts)
             view.lines, view.updated, view.back, view.drafts = stack.count, updated, back, drafts
-            places = [index for index in map(rows.names.index, changed) if index is not None]
+            places = [index for index in map(rows.names.first_row, changed) if index is not None]
             view.rows.number += bool(places)
             for place in places:
                 self._set(view, place, reviewer, stack.of_case(rows.names[place]))
@@ -683,12 +668,13 @@ class ReviewState:
             return
         visible = self._visible(name, reviewer, verdicts, view.back)
         state = state_of(seen, visible)
-        valid = {name: about(seen, verdicts)}
-        reads = bool(self.readers.cases_of(reviewer, [name], valid))
+        reads = self.readers.reads(name, reviewer, about(seen, verdicts))
         view.rows.set(place, state, own=reviewer in visible, reads=reads)
 
-    def _shown_rows(self, view: _View, places: NDArray[np.int64], reviewer: str) -> list[list[Any]]:
-        """Return the values of `COLUMNS` of some cases."""
+    def _shown_rows(
+        self, view: _View, places: NDArray[np.int64], reviewer: str
+    ) -> list[dict[str, Any]]:
+        """Return the rows of some cases, as the page shows them."""
         shown = []
         for place in places:
             name = view.rows.rows.names[place]
@@ -700,22 +686,21 @@ class ReviewState:
                 self._set(view, place, reviewer, kept)
             verdicts = self._visible(name, reviewer, kept, view.back)
             own = verdicts.get(reviewer)
-            row = {
+            row: dict[str, Any] = {
                 "id": name,
                 "modality": case.modality,
                 "slices": case.shape,
                 "spacing": [round(s, 3) for s in case.spacing],
                 "models": case.models,
                 "doubts": [text for text, _ in doubts_of(self.worklist.findings(name))],
-                "review": bool(view.rows.rows.review[place]),
                 "state": STATES[view.rows.states[place]],
                 "mine": own.decision if own else None,
-                "readers": len(verdicts),
                 "revision": case.revision,
+                "version": case.seen.version,
                 "draft": name in view.drafts,
                 "who": self.patients.of(name) if self.patients else [],
             }
-            shown.append([row[column] for column in COLUMNS])
+            shown.append(row)
         return shown
 
     def _chosen(self, view: _View, query: Query) -> NDArray[np.int64]:
@@ -756,7 +741,7 @@ class ReviewState:
                 (a + b) // 2
                 for a, b in zip(*(case.view.index_of(corner) for corner in box), strict=True)
             ]
-            shown.append({"text": text, "kind": finding.kind, "point": point})
+            shown.append({"text": text, "point": point})
         return shown
 
     def check(self, name: str, reviewer: str, *, anew: bool = False) -> None:
@@ -777,8 +762,8 @@ class ReviewState:
                 self.worklist.update(name)
             if name in self.worklist.damaged:
                 raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
-            valid = {name: self._valid_of(name)}
-            if name in self.worklist.cases and self.readers.cases_of(reviewer, [name], valid):
+            valid = self._valid_of(name)
+            if name in self.worklist.cases and self.readers.reads(name, reviewer, valid):
                 return
         raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
 

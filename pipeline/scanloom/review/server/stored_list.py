@@ -67,7 +67,7 @@ class StoredList:
 
     def seen(self, name: str) -> Seen | None:
         """Return the result of a case with verdicts; None if it was not stored."""
-        index = self.names.index(name)
+        index = self.names.first_row(name)
         text = None if index is None else self._seen[index].as_py()
         if text is None:
             return None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt, gaussian_filter, generate_binary_structure, label
 
+from scanloom.ops.label_maps import box_of_labels, enlarge_box
 from scanloom.review.server.drafts import Box, Region, Stroke, painted_box
 
 _LEVELS = (0.35, 0.65)
@@ -150,13 +151,14 @@ def smooth(canvas: Canvas, number: int, radius_mm: float) -> Region | None:
 
     Its volume stays, about: a threshold of half would shrink what is round.
     """
-    mask = canvas.labels == number
-    box = _box_of(mask, [int(np.ceil(2 * radius_mm / mm)) + 1 for mm in canvas.spacing])
+    a, b, c = (int(np.ceil(2 * radius_mm / mm)) + 1 for mm in canvas.spacing)
+    box = _box_of(canvas, number, (a, b, c))
     if box is None:
         return None
+    mask = canvas.labels[box] == number
     sigma = [radius_mm / 2 / mm for mm in canvas.spacing]
-    blurred = gaussian_filter(mask[box].astype(np.float32), sigma, mode="nearest")
-    count = int(np.count_nonzero(mask[box]))
+    blurred = gaussian_filter(mask.astype(np.float32), sigma, mode="nearest")
+    count = int(np.count_nonzero(mask))
     level = np.partition(blurred.ravel(), -count)[-count]
     # but what is thin all over must not swell
     inside = blurred >= np.clip(level, *_LEVELS)
@@ -168,11 +170,10 @@ def erase_islands(canvas: Canvas, number: int) -> Region | None:
 
     Voxels that share a corner are of one part.
     """
-    mask = canvas.labels == number
-    box = _box_of(mask, [1, 1, 1])
+    box = _box_of(canvas, number, (1, 1, 1))
     if box is None:
         return None
-    parts, count = label(mask[box], generate_binary_structure(3, 3))
+    parts, count = label(canvas.labels[box] == number, generate_binary_structure(3, 3))
     if count < 2:
         return None
     sizes = np.bincount(parts.ravel())
@@ -181,15 +182,10 @@ def erase_islands(canvas: Canvas, number: int) -> Region | None:
     return canvas.changed(box, _replaced(canvas.labels[box], number, inside, canvas.spacing))
 
 
-def _box_of(mask: NDArray[np.bool_], margin: list[int]) -> Box | None:
-    """Return the box around a mask with a margin in voxels; None if it is empty."""
-    ends = []
-    for axis, more in enumerate(margin):
-        hit = np.flatnonzero(mask.any(axis=tuple(n for n in range(3) if n != axis)))
-        if not hit.size:
-            return None
-        ends.append(slice(max(0, int(hit[0]) - more), int(hit[-1]) + 1 + more))
-    return ends[0], ends[1], ends[2]
+def _box_of(canvas: Canvas, number: int, margin: tuple[int, int, int]) -> Box | None:
+    """Return the box around a structure with a margin in voxels; None if it is empty."""
+    box = box_of_labels(canvas.labels, [number])
+    return None if box is None else enlarge_box(box, margin, canvas.labels.shape).slices
 
 
 def _replaced(

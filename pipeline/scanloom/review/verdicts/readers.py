@@ -125,19 +125,9 @@ class Readers:
             return {each: v for each, v in verdicts.items() if each == reviewer}
         return dict(verdicts)
 
-    def cases_of(
-        self, reviewer: str, cases: Iterable[str], current: Mapping[str, ByReviewer]
-    ) -> list[str]:
-        """Return the cases that a reviewer reads, or has read, in the given order."""
-        if not self.double:
-            return list(cases)
-        nothing: ByReviewer = {}
-        return [
-            case
-            for case in cases
-            if reviewer in current.get(case, nothing)
-            or reviewer in self.assigned(case, current.get(case, nothing))
-        ]
+    def reads(self, case: str, reviewer: str, verdicts: ByReviewer) -> bool:
+        """Return whether a reviewer reads a case, or has read it."""
+        return not self.double or reviewer in verdicts or reviewer in self.assigned(case, verdicts)
 
     def coming_back(self, reviewer: str, history: History) -> set[str]:
         """Return the cases that a reviewer is to read again, without seeing the own verdict."""

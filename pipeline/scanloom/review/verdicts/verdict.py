@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -49,6 +51,12 @@ class Seen:
 
     recipe: str
     labels: Mapping[str, str]
+
+    @property
+    def version(self) -> str:
+        """A text that no other result of the case has."""
+        plain = json.dumps([self.recipe, dict(self.labels)], sort_keys=True)
+        return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,11 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from scanloom.core import Flag, Reason
 from scanloom.io.output.json_file import write_json
-from scanloom.review.preview import page as preview
-from scanloom.review.report import pictures
 from scanloom.review.report.page import write_report
 from scanloom.review.report.parts import ROWS
-from scanloom.review.report.pictures import MAX_BYTES
 from support.commands import scanloom
 from support.layouts import both_layouts, fan_by_hand
 from support.make_report import (
@@ -155,9 +151,6 @@ def test_its_links_lead_somewhere(thirty: Path, tmp_path: Path, layout: str) -> 
     assert all(image["alt"] for image in page.all("img"))
     for case in page.data["cases"]:
         if case["status"] == "done":
-            thumb = report / "thumbs" / f"{case['id']}.webp"
-            with Image.open(thumb) as picture:
-                assert list(picture.size) == case["preview"]
             subfolder = case.get("subfolder", ".")
             assert (report / "../cases" / subfolder / case["id"] / "preview.png").is_file()
 
@@ -183,37 +176,6 @@ def test_a_box_of_the_chart_spans_the_quartiles(tmp_path: Path) -> None:
     np.testing.assert_allclose((low, high), np.percentile(volumes, (25, 75)), rtol=0.01)
     beyond = [10 ** (first + slope * float(dot.attrib["cx"])) for dot in svg.iter(f"{name}circle")]
     np.testing.assert_allclose(sorted(beyond), (1.0, 900.0), rtol=0.01)
-
-
-def test_thumbnails_leave_out_the_header_of_a_preview(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The header's height is that of the preview, also if the preview changes it."""
-    height = pictures.HEADER_HEIGHT + 84
-    for module in (pictures, preview):
-        monkeypatch.setattr(module, "HEADER_HEIGHT", height)
-    page = Image.new("L", (preview.WIDTH, height + 800), 255)
-    page.paste(0, (0, height, *page.size))
-    page.save(tmp_path / "page.png")
-    add_case(tmp_path, id_of(0), usual(np.random.default_rng(0)), preview=tmp_path / "page.png")
-
-    write_report(tmp_path)
-
-    with Image.open(tmp_path / "report" / "thumbs" / f"{id_of(0)}.webp") as thumbnail:
-        assert np.asarray(thumbnail.convert("L")).max() < 20
-
-
-def test_thumbnails_are_small(tmp_path: Path) -> None:
-    """Of pages with more detail than any preview has."""
-    for n, size in enumerate(((1600, 1052), (1600, 3000), (700, 40))):
-        page = draw_noise(tmp_path / f"{n}.png", n, size)
-        add_case(tmp_path, id_of(n), usual(np.random.default_rng(n)), preview=page)
-
-    write_report(tmp_path)
-
-    sizes = [thumb.stat().st_size for thumb in (tmp_path / "report" / "thumbs").iterdir()]
-    assert len(sizes) == 3
-    assert all(0 < size <= MAX_BYTES for size in sizes)
 
 
 def test_it_asks_for_nothing_outside(thirty: Path) -> None:
@@ -412,33 +374,8 @@ def test_equal_input_gives_an_equal_page(tmp_path: Path) -> None:
     assert files() == files()
 
 
-def test_pictures_of_cases_that_are_gone_go(tmp_path: Path) -> None:
-    out = make_out(tmp_path / "out", 2)
-    write_report(out)
-    (out / "cases" / id_of(0)).rename(out / "away")
-
-    write_report(out)
-
-    assert [p.stem for p in (out / "report" / "thumbs").iterdir()] == [id_of(1)]
-
-
 def test_the_command(tmp_path: Path) -> None:
     out = make_out(tmp_path / "out", 2)
 
     assert scanloom("report", out, "--json").document["report"] == str(out / "report/index.html")
     assert scanloom("report", tmp_path / "elsewhere").code != 0
-
-
-def test_files_of_others_among_the_thumbnails_stay(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    make_out(out, 1)
-    thumbs = out / "report" / "thumbs"
-    thumbs.mkdir(parents=True)
-    for name in ("notes.txt", ".hidden.webp", f"{id_of(99)}.webp"):
-        (thumbs / name).write_text("x")
-
-    write_report(out)
-
-    remaining = {path.name for path in thumbs.iterdir()}
-    assert remaining >= {"notes.txt", ".hidden.webp"}
-    assert f"{id_of(99)}.webp" not in remaining

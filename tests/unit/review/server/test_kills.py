@@ -34,7 +34,7 @@ def decide(link: str, reviewer: str, answered: Answered, refused: list[int]) -> 
     origin = origin_of(link)
     with httpx.Client(base_url=origin, headers={"origin": origin}, timeout=20) as client:
         enter(client, link)
-        names = [row[0] for row in client.get("/api/worklist").json()["cases"]]
+        names = [row["id"] for row in client.get("/api/worklist").json()["cases"]]
         cases = [client.get(f"/api/case/{name}").json() for name in names]
         try:
             for n in range(10**6):

@@ -121,7 +121,7 @@ def test_the_list_and_the_page_have_one_state_of_a_correction(serve: Any) -> Non
 
     for client in (first, second):
         listed = client.get("/api/worklist").json()
-        rows = {row[0]: dict(zip(listed["columns"], row, strict=True)) for row in listed["cases"]}
+        rows = {row["id"]: row for row in listed["cases"]}
         assert rows[name]["state"] == about(client, name)["state"] == "accept"
 
 

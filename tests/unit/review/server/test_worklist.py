@@ -183,9 +183,7 @@ class Listing:
         """Ask as a page does; cases are returned by name."""
         answer = self.state.listed(reviewer, read_query(fields), *read_rows(rows), since)
         if answer is not None:
-            columns = answer["columns"]
-            rows_by_id = [dict(zip(columns, row, strict=True)) for row in answer["cases"]]
-            answer["cases"] = {row["id"]: row for row in rows_by_id}
+            answer["cases"] = {row["id"]: row for row in answer["cases"]}
         return answer
 
     def near(self, name: str, reviewer: str = "r1", **fields: str) -> tuple[Any, Any, Any]:
@@ -274,12 +272,9 @@ def test_filters_choose_what_a_look_at_every_case_does(listing: Listed, sharing:
             made.ask()  # later verdicts change rows that are kept
         made.decide(n * 7 % 30, decision, reviewer)  # type: ignore[arg-type]
     for reviewer in ("r1", "r2"):
-        own = made.state.readers
-        valid = {
-            name: dict(made.state.log.stack.of_case(name))
-            for name in made.names  # all are about the results that there are
-        }
-        theirs = own.cases_of(reviewer, made.names, valid)
+        # all verdicts are about the results that there are
+        of_case, reads = made.state.log.stack.of_case, made.state.readers.reads
+        theirs = [name for name in made.names if reads(name, reviewer, of_case(name))]
         for fields in QUERIES:
             known = {k: v for k, v in fields.items() if v != "nothing known"}
             expected = [n for n in plainly_chosen(made, reviewer, **known) if n in theirs]
@@ -360,7 +355,7 @@ def test_rows_are_found_by_name_and_word_in_the_order_of_review() -> None:
         (ListRow(name, "CT", (), risk, text) for name, risk, text in drawn), by_risk=True
     )
     assert [*rows.names] == ["b", "a", "c", "d"]
-    assert [rows.names.index(name) for name in "abcde"] == [1, 0, 2, 3, None]
+    assert [rows.names.first_row(name) for name in "abcde"] == [1, 0, 2, 3, None]
 
     def found(*words: str) -> list[int]:
         return np.flatnonzero(rows.chosen(Query(words))).tolist()

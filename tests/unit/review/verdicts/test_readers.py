@@ -23,7 +23,7 @@ def test_without_double_reading_all_read_all() -> None:
     readers = Readers(("r1", "r2"))
     judged = {"r1": verdict("case1", "r1", "accept")}
 
-    assert readers.cases_of("r2", CASES, {}) == CASES
+    assert all(readers.reads(case, "r2", {}) for case in CASES)
     assert readers.visible("case1", "r2", judged, SEEN) == judged
 
 
@@ -77,7 +77,8 @@ def test_a_third_reader_comes_when_two_differ() -> None:
 
     assert THREE.assigned(case, agreed) == (first, second)
     assert THREE.assigned(case, differing) == (first, second, third)
-    assert THREE.cases_of(third, [case], {case: differing}) == [case]
+    assert THREE.reads(case, third, differing)
+    assert not THREE.reads(case, third, agreed)
     assert THREE.visible(case, third, differing, SEEN) == {}
     assert THREE.visible(case, first, differing, SEEN) == {first: differing[first]}
     decided = {**differing, third: verdict(case, third, "accept")}

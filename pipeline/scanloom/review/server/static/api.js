@@ -22,13 +22,28 @@ const KEY = `scanloom session ${REVIEWER}`;
  */
 export const addressOf = (id) => `/api/case/${encodeURIComponent(id)}`;
 
+/**
+ * @param {string} id
+ * @returns {string} Address of the page of a case, with the filters of the list.
+ */
+export const pageOf = (id) => `${HOME}case/${encodeURIComponent(id)}${location.search}`;
+
+/**
+ * @param {Case} about
+ * @param {string} path
+ * @param {boolean} [isDraft] Whether the strokes of a correction are asked for as well.
+ * @returns {string} Address of a part of this result of the case; it is refused once the result was replaced.
+ */
+export const resultOf = ({ id, version }, path, isDraft) =>
+  `${addressOf(id)}/${path}?version=${version}${isDraft ? "&draft=1" : ""}`;
+
 // The secret is in the storage of this origin, port included: no other server gets it. It is read anew for each
 // request, since the link of a server that was started again at this address may be opened in another tab.
-async function send(path, { signal, body } = {}) {
+async function send(path, body) {
   const headers = { Authorization: `Bearer ${localStorage.getItem(KEY) ?? ""}` };
   const posted = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  return fetch(path, { credentials: "omit", cache: "no-store", headers, signal, ...posted });
+  return fetch(path, { credentials: "omit", cache: "no-store", headers, ...posted });
 }
 
 async function checked(answer) {
@@ -54,11 +69,10 @@ export async function get(path) {
 
 /**
  * @param {string} path
- * @param {AbortSignal} [signal]
  * @returns {Promise<ArrayBuffer>}
  */
-export async function pixels(path, signal) {
-  return (await checked(await send(path, { signal }))).arrayBuffer();
+export async function pixels(path) {
+  return (await checked(await send(path))).arrayBuffer();
 }
 
 /**
@@ -67,7 +81,7 @@ export async function pixels(path, signal) {
  * @returns {Promise<object>}
  */
 export async function post(path, body = {}) {
-  return (await checked(await send(path, { body }))).json();
+  return (await checked(await send(path, body))).json();
 }
 
 /**

@@ -1,5 +1,5 @@
 // The page of a case: three planes, structures, doubts, and the verdict.
-import { HOME, SILENT, addressOf, enter, get, pixels } from "./api.js";
+import { HOME, SILENT, addressOf, enter, get, pageOf, pixels, resultOf } from "./api.js";
 import { Correction } from "./correct.js";
 import { byId, element, say } from "./dom.js";
 import { Pointer } from "./pointer.js";
@@ -137,14 +137,16 @@ class CasePage {
       if (!isOver()) this.failed(error);
       return;
     }
-    const draft = get(`${addressOf(id)}/draft`);
+    const { about } = this.viewer;
+    const draft = get(resultOf(about, "draft"));
     draft.catch(() => {}); // said below
     await this.viewer.draw();
     if (isOver()) return;
-    const unsaved = await this.correction.resume(draft).catch(() => "");
+    const unsaved = await this.correction.resume(draft).catch((error) => error);
     if (isOver()) return;
-    say([this.viewer.about.image_reason, unsaved].filter(Boolean).join(" "));
     document.body.dataset.opened = id;
+    if (unsaved instanceof Error) this.failed(unsaved);
+    else say([about.image_reason, unsaved].filter(Boolean).join(" "));
     this.viewer.solid.load(this.correction.on);
     if (document.activeElement === document.body) {
       byId(this.viewer.active).focus({ preventScroll: true });
@@ -227,7 +229,7 @@ class CasePage {
   }
 
   go(id) {
-    history.pushState(null, "", `${HOME}case/${encodeURIComponent(id)}${location.search}`);
+    history.pushState(null, "", pageOf(id));
     return this.open(id);
   }
 
@@ -275,19 +277,14 @@ class CasePage {
   // Commands that open the case in other programs, run in the output folder.
   showCommands(about) {
     const folder = about.revision ? `review/revisions/${about.id}/${about.revision}` : about.folder;
-    const image = `${about.folder}/image.nii.gz`;
+    const isStored = about.image === "image";
+    const image = isStored ? `${about.folder}/image.nii.gz` : "SCAN";
     const labels = about.layers.map((layer) => `${folder}/${layer.file}`);
-    const commands =
-      about.image === "image"
-        ? [
-            ["ITK-SNAP", `itksnap -g ${image} -s ${labels[0]}`],
-            ["3D Slicer", `Slicer --python-code "${slicerCode(image, labels)}"`],
-          ]
-        : [
-            ["Scan", `scanloom where ${about.id} -o .`],
-            ["ITK-SNAP", `itksnap -g SCAN -s ${labels[0]}`],
-            ["3D Slicer", `Slicer --python-code "${slicerCode("SCAN", labels)}"`],
-          ];
+    const commands = [
+      ...(isStored ? [] : [["Scan", `scanloom where ${about.id} -o .`]]),
+      ["ITK-SNAP", `itksnap -g ${image} -s ${labels[0]}`],
+      ["3D Slicer", `Slicer --python-code "${slicerCode(image, labels)}"`],
+    ];
     byId("commands").replaceChildren(...commands.map(([name, text]) => commandOf(name, text)));
   }
 

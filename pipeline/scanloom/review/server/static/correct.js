@@ -1,6 +1,6 @@
 // Corrections: a brush on any plane; the server paints, and every plane shows the result.
 // Steps are sent one by one, each with the version of the correction that it changes: another window may change it too.
-import { addressOf, get, post } from "./api.js";
+import { addressOf, get, post, resultOf } from "./api.js";
 import { byId, element, press, say } from "./dom.js";
 
 const RETRY_MS = 2000;
@@ -13,7 +13,7 @@ const optionsOf = (layer) =>
 
 /**
  * A change of a correction that the server does not have yet.
- * @typedef {{id: string, path: string, body: object}} Step
+ * @typedef {{id: string, version: string, path: string, body: object}} Step
  */
 
 /**
@@ -348,7 +348,8 @@ export class Correction {
   // Steps
 
   send(path, body = {}) {
-    this.waiting.push({ id: this.viewer.about.id, path, body });
+    const { id, version } = this.viewer.about;
+    this.waiting.push({ id, version, path, body });
     return this.startSending();
   }
 
@@ -414,17 +415,15 @@ export class Correction {
   }
 
   // Send a step; if another window changed the correction since, read its version before that is told.
-  async post({ id, path, body }) {
-    const draft = `${addressOf(id)}/draft`;
+  async post(step) {
+    const { id, path, body } = step;
+    const draft = resultOf(step, "draft");
     try {
       if (!this.versions.has(id)) this.note(id, await get(draft));
       const version = this.versions.get(id);
       return this.note(id, await post(`${addressOf(id)}/${path}`, { ...body, version }));
     } catch (error) {
-      if (error.reason === "DRAFT_CHANGED") {
-        const version = encodeURIComponent(this.versions.get(id));
-        this.note(id, await get(`${draft}?version=${version}`));
-      }
+      if (error.reason === "DRAFT_CHANGED") this.note(id, await get(draft));
       throw error;
     }
   }
@@ -441,13 +440,13 @@ export class Correction {
   }
 
   async save() {
-    const { id } = this.viewer.about;
+    const { id, version } = this.viewer.about;
     await this.sending;
     byId("save-correction").disabled = true;
     this.isWriting = true;
     say("Writing the correction ...");
     try {
-      const { revision } = await this.post({ id, path: "draft/save" });
+      const { revision } = await this.post({ id, version, path: "draft/save" });
       await this.page.saved(id, revision);
     } catch (error) {
       byId("save-correction").disabled = false;

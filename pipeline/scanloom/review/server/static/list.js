@@ -1,8 +1,7 @@
 // The list of cases: filters and search stand in the address. The server chooses the rows; those around the window are
 // here, in blocks, and rows that were scrolled far away leave a gap of their height.
-import { HOME, SILENT, addressOf, enter, get, pixels } from "./api.js";
+import { SILENT, addressOf, enter, get, pageOf, pixels } from "./api.js";
 import { byId, element, say } from "./dom.js";
-import { STATES, rowsOf } from "./worklist.js";
 
 const PAGE = 100; // rows of a block
 const MOST_BLOCKS = 10; // in one request
@@ -10,6 +9,35 @@ const NEAR = 2; // heights of the window, above and below it, in which blocks ar
 const SETTLE_MS = 100;
 const POLL_MS = 5000;
 const MAX_DOUBTS = 3;
+
+/** Names of the filters and of the states of cases. */
+const STATES = {
+  all: "All",
+  open: "Open",
+  mine: "Mine",
+  disagreed: "Disagreed",
+  accept: "Accepted",
+  edit: "Needs edit",
+  reject: "Rejected",
+  stale: "Replaced since",
+};
+
+/**
+ * A case of the list, as the server sends it.
+ * @typedef {object} Row
+ * @property {string} id
+ * @property {string} modality
+ * @property {number[]} slices
+ * @property {number[]} spacing
+ * @property {string[]} models
+ * @property {string[]} doubts
+ * @property {string} state
+ * @property {?string} mine
+ * @property {number} revision
+ * @property {string} version Of its result.
+ * @property {boolean} draft
+ * @property {string[]} who Patient, date and series, if the reviewer may see them.
+ */
 
 /**
  * Rows of the table, one after another; a single empty one while the block is far away.
@@ -24,12 +52,12 @@ class ListPage {
     this.listed = null; // the last answer of the server
     /** Of the rows that the filters leave, those down to where the window was. @type {Block[]} */
     this.blocks = [];
-    /** Rows that are here, by id. @type {Map<string, {row: Row, line: HTMLElement}>} */
+    /** Lines of the table that are here, by the id of their case. @type {Map<string, HTMLElement>} */
     this.rows = new Map();
     this.turn = 0; // counts changes of the filters: answers for earlier ones are dropped
     this.isFetching = false; // whether the rows that follow are on their way
     this.isSettling = false; // whether the window is looked at soon
-    /** Addresses of thumbnails, by case and revision. @type {Map<string, Promise<string>>} */
+    /** Thumbnails by the id of their case. @type {Map<string, {version: string, address: Promise<string>}>} */
     this.pictures = new Map();
     this.seen = new IntersectionObserver((entries) => {
       for (const { isIntersecting, target } of entries) {
@@ -97,13 +125,9 @@ class ListPage {
     history.replaceState(null, "", this.query.size ? `?${this.query}` : location.pathname);
   }
 
-  addressOf(row) {
-    return `${HOME}case/${encodeURIComponent(row.id)}${location.search}`;
-  }
-
   openNext() {
     const id = this.listed?.next;
-    if (id) location.assign(this.addressOf({ id }));
+    if (id) location.assign(pageOf(id));
   }
 
   // Rows
@@ -169,7 +193,7 @@ class ListPage {
   // Fetch rows too that did not change, but came into the window since others left it.
   async whole(answer, first) {
     if (!answer) return null;
-    const changed = new Set(rowsOf(answer).map((row) => row.id));
+    const changed = new Set(answer.cases.map((row) => row.id));
     const isHere = (id) => this.rows.has(id) || changed.has(id);
     const missing = answer.names.flatMap((id, n) => (isHere(id) ? [] : [n]));
     if (!missing.length) return answer;
@@ -192,28 +216,31 @@ class ListPage {
   /**
    * Put rows into blocks: those that changed are in the answer, the others are here.
    * @param {number} first Number of the first block.
-   * @param {{names: string[], columns: string[], cases: Array[]}} answer
+   * @param {{names: string[], cases: Row[]}} answer
    */
   fill(first, answer) {
-    for (const row of rowsOf(answer)) this.rows.set(row.id, { row, line: this.rowOf(row) });
+    for (const row of answer.cases) this.rows.set(row.id, this.rowOf(row));
     const known = answer.names.filter((id) => this.rows.has(id));
     if (known.length < answer.names.length) this.listed.version = ""; // the list changed meanwhile: ask for all again
     for (let n = first; (n - first) * PAGE < known.length; n += 1) {
       const names = known.slice((n - first) * PAGE, (n - first + 1) * PAGE);
-      this.put(n, { lines: names.map((id) => this.rows.get(id).line), isGap: false });
+      this.put(n, { lines: names.map((id) => this.rows.get(id)), isGap: false });
     }
     this.forget();
   }
 
   // Forget rows that are not in the page any more, with their pictures.
   forget() {
-    for (const [id, { row, line }] of this.rows) {
+    for (const [id, line] of this.rows) {
       if (line.isConnected) continue;
       this.rows.delete(id);
-      const key = keyOf(row);
-      this.pictures.get(key)?.then(URL.revokeObjectURL, () => {});
-      this.pictures.delete(key);
+      this.dropPicture(id);
     }
+  }
+
+  dropPicture(id) {
+    this.pictures.get(id)?.address.then(URL.revokeObjectURL, () => {});
+    this.pictures.delete(id);
   }
 
   // Set a block; rows that stay are not taken out of the page, so that nothing jumps.
@@ -352,15 +379,16 @@ class ListPage {
   // Show the thumbnail of a row when it comes into view; a case may have none.
   async picture(image) {
     this.seen.unobserve(image.closest(".frame"));
-    const { id, key } = image.dataset;
-    if (!this.pictures.has(key)) {
-      const made = pixels(`${addressOf(id)}/thumbnail`).then((content) =>
+    const { id, version } = image.dataset;
+    if (this.pictures.get(id)?.version !== version) {
+      this.dropPicture(id);
+      const address = pixels(`${addressOf(id)}/thumbnail`).then((content) =>
         URL.createObjectURL(new Blob([content], { type: "image/png" })),
       );
-      this.pictures.set(key, made);
+      this.pictures.set(id, { version, address });
     }
     try {
-      image.src = await this.pictures.get(key);
+      image.src = await this.pictures.get(id).address;
       image.hidden = false;
     } catch {
       image.closest(".frame").remove();
@@ -369,19 +397,19 @@ class ListPage {
 
   rowOf(row) {
     const name = element("th", "", { scope: "row" });
-    const link = element("a", "", { href: this.addressOf(row), tabindex: "-1" });
+    const link = element("a", "", { href: pageOf(row.id), tabindex: "-1" });
     const image = element("img", "", {
       alt: "",
       class: "thumbnail",
       "data-id": row.id,
-      "data-key": keyOf(row),
+      "data-version": row.version,
     });
     image.hidden = true;
     link.append(image);
     const frame = element("div", "", { class: "frame", "aria-hidden": "true" });
     frame.append(link);
     this.seen.observe(frame);
-    name.append(frame, element("a", row.id, { href: this.addressOf(row), class: "id" }));
+    name.append(frame, element("a", row.id, { href: pageOf(row.id), class: "id" }));
     if (row.who.length) name.append(element("div", row.who.join(" · "), { class: "who" }));
     const doubts = element("td");
     if (row.doubts.length) {
@@ -409,9 +437,6 @@ class ListPage {
     return line;
   }
 }
-
-// Name of a row's picture, which is that of the latest revision.
-const keyOf = (row) => `${row.id} ${row.revision}`;
 
 const page = new ListPage();
 try {

@@ -1,5 +1,5 @@
 // Slices of a case: fetched in chunks around the slice that is shown, and kept up to a limit.
-import { addressOf, pixels } from "./api.js";
+import { pixels, resultOf } from "./api.js";
 
 const KEPT_BYTES = 192 << 20;
 const CHUNK_BYTES = 2 << 20;
@@ -7,15 +7,15 @@ const CHUNK_BYTES = 2 << 20;
 /** Slices of the scan or of a label map in a plane. */
 export class Slices {
   /**
-   * @param {string} id Id of the case.
+   * @param {Case} about
    * @param {string} path "image", or "labels/0" of the first label map.
    * @param {string} name Name of the plane.
-   * @param {PlaneDescription} plane
    * @param {Int16ArrayConstructor | Uint8ArrayConstructor | Uint16ArrayConstructor} type
    * @param {Store} store
    */
-  constructor(id, path, name, plane, type, store) {
-    Object.assign(this, { id, path, name, plane, type, store });
+  constructor(about, path, name, type, store) {
+    const plane = about.planes[name];
+    Object.assign(this, { about, path, name, plane, type, store });
     this.length = plane.width * plane.height;
     this.setDraft(false);
   }
@@ -29,7 +29,7 @@ export class Slices {
 
   key(index) {
     const state = this.isDraft ? "draft" : "kept";
-    return `${this.id}/${this.path}/${this.name}/${state}/${Math.floor(index / this.chunk)}`;
+    return `${this.about.id}/${this.path}/${this.name}/${state}/${Math.floor(index / this.chunk)}`;
   }
 
   // The slice if it is here, else null.
@@ -44,7 +44,7 @@ export class Slices {
     const first = Math.floor(index / this.chunk) * this.chunk;
     const last = Math.min(first + this.chunk, this.plane.count) - 1;
     const slices = `${this.path}/${this.name}/${first}-${last}`;
-    const address = `${addressOf(this.id)}/${slices}${this.isDraft ? "?draft=1" : ""}`;
+    const address = resultOf(this.about, slices, this.isDraft);
     await this.store.load(this.key(index), async () => new this.type(await pixels(address)));
     return this.at(index);
   }

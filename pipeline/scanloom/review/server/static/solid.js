@@ -1,5 +1,5 @@
 // The structures from any side: points of their surfaces on a canvas, each with the light that its slope reflects.
-import { addressOf, pixels } from "./api.js";
+import { pixels, resultOf } from "./api.js";
 import { byId, press } from "./dom.js";
 
 /** Sides by azimuth and elevation in degrees: 0, 0 is from the front, 90, 0 from the left. */
@@ -200,10 +200,9 @@ export class Solid {
 
   async fetch(about) {
     this.say("3-D ...");
-    const query = this.isDraft ? "?draft=1" : "";
     const answers = [];
     for (const { index } of about.layers) {
-      answers.push(await pixels(`${addressOf(about.id)}/surface/${index}${query}`));
+      answers.push(await pixels(resultOf(about, `surface/${index}`, this.isDraft)));
     }
     if (this.viewer.about !== about) return;
     this.points = pointsOf(answers, about, this.structures);

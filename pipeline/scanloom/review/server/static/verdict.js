@@ -26,7 +26,7 @@ export class Verdict {
    */
   constructor(page) {
     this.page = page;
-    /** Id, recipe and hashes of the result that is judged; null while none is shown. */
+    /** Id of the case and version of the result that is judged; null while none is shown. */
     this.subject = null;
     this.last = 0; // number of the verdict that counts
     this.since = 0; // when it was shown
@@ -90,13 +90,13 @@ export class Verdict {
   }
 
   // Show the verdicts about a case; and the form that was filled in, but not saved, when it was left.
-  show({ id, recipe, seen, verdict: own, last, again, state, others }) {
-    this.subject = { id, recipe, seen };
+  show({ id, version, verdict: own, last, again, state, others }) {
+    this.subject = { id, version };
     this.last = last;
     this.since = performance.now();
     const form = this.unsavedForms.get(id);
     this.unsavedForms.delete(id);
-    if (form && JSON.stringify(form.seen) !== JSON.stringify(seen)) {
+    if (form && form.version !== version) {
       Object.assign(form, { decision: null, structures: {} }); // of another result
     }
     this.fillIn(own || { decision: null, structures: {}, tags: [], comment: "" });
@@ -123,8 +123,8 @@ export class Verdict {
   // Leave a case: a form that is not saved is kept until this page is closed.
   clear() {
     if (this.isChanged) {
-      const { id, seen } = this.subject;
-      this.unsavedForms.set(id, { ...this.changes, seen });
+      const { id, version } = this.subject;
+      this.unsavedForms.set(id, { ...this.changes, version });
     }
     this.subject = null;
     this.choose(null);
@@ -167,12 +167,12 @@ export class Verdict {
       say("Not saved yet: the correction is being written. Decide on it when it is here.");
       return;
     }
-    const { id, recipe, seen } = this.subject;
+    const { id, version } = this.subject;
     const { filled, last } = this;
     const seconds = (performance.now() - this.since) / 1000;
     byId("save").disabled = true;
     try {
-      await post(`${addressOf(id)}/verdict`, { ...filled, seconds, recipe, seen, last });
+      await post(`${addressOf(id)}/verdict`, { ...filled, seconds, version, last });
       if (this.subject?.id === id) this.saved = filled;
       else this.unsavedForms.delete(id);
       await this.page.saved(id);

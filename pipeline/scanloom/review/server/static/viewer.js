@@ -13,6 +13,7 @@ const OWN_WINDOW = "-1";
  * Description of a case by the server.
  * @typedef {object} Case
  * @property {string} id
+ * @property {string} version Of the result.
  * @property {number[]} shape Voxels along each axis of the view.
  * @property {number[]} spacing In mm.
  * @property {number[][]} affine Index of a voxel to LPS mm.
@@ -21,7 +22,7 @@ const OWN_WINDOW = "-1";
  * @property {Object<string, PlaneDescription>} planes
  * @property {Layer[]} layers
  * @property {GrayWindow[]} windows
- * @property {{text: string, kind: string, point: ?number[]}[]} doubts
+ * @property {{text: string, point: ?number[]}[]} doubts
  */
 
 /**
@@ -56,12 +57,7 @@ const OWN_WINDOW = "-1";
  */
 export function slicesOf(about, store) {
   const make = (path, type) =>
-    Object.fromEntries(
-      PLANES.map((name) => [
-        name,
-        new Slices(about.id, path, name, about.planes[name], type, store),
-      ]),
-    );
+    Object.fromEntries(PLANES.map((name) => [name, new Slices(about, path, name, type, store)]));
   return {
     image: about.image ? make("image", Int16Array) : null,
     labels: about.layers.map((layer) =>
