@@ -391,7 +391,7 @@ class _Segmenter:
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
-        return replace(record, private=record.private or crosswalk.common_parent(case.series.files))
+        return replace(record, private=record.private or crosswalk.source_path(case.series))
 
     def _check_writable(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""
