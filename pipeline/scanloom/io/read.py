@@ -172,8 +172,8 @@ def _advice_on_neighbours(series: Series) -> str:
     sentences = []
     if closed:
         sentences.append(
-            f"{counted(closed, 'file')} next to its slices can't be read: check permissions and "
-            "disk"
+            f"{counted(closed, 'file')} next to its slices can't be read: check permissions, "
+            "disk and links"
         )
     if series.damaged:
         are = "is" if series.damaged == 1 else "are"
