@@ -386,8 +386,8 @@ class _Segmenter:
                 source = crosswalk.source_from_series(case.series, case.id)
                 with self._networks() as predictors:
                     record = run_case(prepared, predictors, target, clock, source=source)
-                done = record.reason is None
-                return self._file.publish(record, case) if done and self._file else record
+                if record.reason is None:
+                    return self._file.publish(record, case) if self._file else record
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
