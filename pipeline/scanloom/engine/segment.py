@@ -277,10 +277,10 @@ class _Scans:
         """
         series, choice = selected.series, selected.choice
         info = SeriesInfo(modality=series.modality or "")
-        with self.session.active():
+        with self.session.active():  # which knows the archives of unpacked files
             if reason is None:
                 info = describe_as_read(series, self._options.phase, self._options.read)
-        text = describe_series(series, info, TERMINAL_COLUMNS - len(str(choice)))
+            text = describe_series(series, info, TERMINAL_COLUMNS - len(str(choice)))
         return replace(choice, text=text)
 
 
