@@ -339,13 +339,15 @@ def test_volume_files_that_share_an_id_and_differ_are_told(runs: Runs) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["scan.nii", "scan.hdr"])
 def test_a_volume_file_that_holds_another_scan_outdates_the_result_of_the_first(
-    runs: Runs,
+    runs: Runs, name: str
 ) -> None:
     def write(brightest: int) -> None:
         values = np.full((12, 10, 4), -1000, np.int16)
         values[3:6, 3:6, 1:3] = brightest
-        nib.save(nib.Nifti1Image(values, np.eye(4)), runs.archive / "scan.nii")
+        kind = nib.Nifti1Pair if name == "scan.hdr" else nib.Nifti1Image
+        nib.save(kind(values, np.eye(4)), runs.archive / name)
 
     runs.write(more="policy: {modality: CT}\n")
     write(GOOD[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 
@@ -86,6 +87,30 @@ def test_a_second_series_with_the_same_uids_does_not_replace_the_first(tmp_path:
     assert first.folder is not None
     table = published_voxels(first.folder)
     assert table == {m.label: m.voxels for m in first.measurements}
+
+
+def test_a_scan_that_a_model_refuses_is_named_like_one_that_is_not_read(tmp_path: Path) -> None:
+    """Of several series in a folder, `private` tells which it was."""
+    model = write_tiny_bundle(tmp_path / "models")
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    key.chmod(0o600)
+    (tmp_path / "in").mkdir()
+    files = [tmp_path / "in" / name for name in ("labels.nii", "nan.nii")]
+    for file, value in zip(files, (1.0, np.nan), strict=True):
+        array = np.zeros((24, 20, 6), np.float32)
+        array[4:9, 4:9, 1:4] = value
+        nib.save(nib.Nifti1Image(array, np.diag([1.0, 1.0, 2.0, 1.0])), file)
+
+    records = scanloom.segment(
+        tmp_path / "in", model=str(model), out=tmp_path / "out", key=key, series="all"
+    )
+
+    assert {record.reason for record in records} == {
+        scanloom.Reason.IMPLAUSIBLE,
+        scanloom.Reason.PIXEL_TYPE,
+    }
+    assert sorted(record.private for record in records) == list(map(str, files))
 
 
 def published_voxels(folder: Path) -> dict[str, int]:

@@ -89,7 +89,7 @@ def test_a_scan_with_a_slice_that_can_not_be_read_is_refused(
     ended = disk(f"sick/{slice_}", errno, *disk.segment(scans / "sick"), at=at)
     assert ended.code == 65, ended.err
     assert f"({code})" in ended.err
-    assert "1 file next to its slices can't be read: check permissions and disk" in ended.err
+    assert "1 file next to its slices can't be read: check permissions, disk and links" in ended.err
     assert not list((disk.folder / "out").glob("cases/*"))
 
 

@@ -51,6 +51,8 @@ TWICE_HU = (-1300.0, -500.0)
 """Limits of the 5th and 95th percentile in a CT with its RescaleIntercept subtracted twice."""
 HIGHEST_HU = 30_000.0
 """Limit above which less than 1 % of the values lie: metal on an extended scale reaches it."""
+WRAPPED_HU = 32_767.0
+"""Largest value of 16 bits with a sign: a negative voxel that was stored without one is above."""
 IMPOSSIBLE_HU = 1e6
 """Limit of any value: those of 16 bits are far below."""
 LOWEST_HU = -4096.0
@@ -230,7 +232,7 @@ def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> list[Flag]:
     Returns
     -------
     list of Flag
-        HU_IMPLAUSIBLE for Hounsfield units that seem to be clipped, halved or doubled.
+        HU_IMPLAUSIBLE for Hounsfield units that seem to be clipped, halved, doubled or wrapped.
     """
     flags = []
     for volume, channel in zip(volumes, card.channels, strict=True):
@@ -242,7 +244,8 @@ def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> list[Flag]:
         if problem is not None:
             detail = f"{card.name} is for CT in Hounsfield units, and these are not: {problem}"
             raise ScanError(Reason.IMPLAUSIBLE, detail)
-        if find_altered_scale(_sample(volume)) is not None:
+        # Any voxel: too few for a share distort the mean of their structure
+        if float(volume.array.max()) > WRAPPED_HU or find_altered_scale(_sample(volume)):
             flags.append(Flag.HU_IMPLAUSIBLE)
     return flags
 

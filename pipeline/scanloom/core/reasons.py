@@ -61,7 +61,7 @@ class Reason(Enum):
     ID_UNKNOWN = "Check the ids, and that --out is the folder they come from"
     COLUMN_UNKNOWN = "Select the column of the ids with --column"
     ID_TAKEN = "Use a separate output folder for each of them"
-    UNREADABLE = ("Check the permissions and the disk, then run it again", "failed", True)
+    UNREADABLE = ("Check the permissions, the disk and links, then run it again", "failed", True)
     SLICES_UNREADABLE = (
         (
             "Copy these files again or make them readable, or accept their loss with "

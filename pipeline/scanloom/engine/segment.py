@@ -277,10 +277,10 @@ class _Scans:
         """
         series, choice = selected.series, selected.choice
         info = SeriesInfo(modality=series.modality or "")
-        with self.session.active():
+        with self.session.active():  # which knows the archives of unpacked files
             if reason is None:
                 info = describe_as_read(series, self._options.phase, self._options.read)
-        text = describe_series(series, info, TERMINAL_COLUMNS - len(str(choice)))
+            text = describe_series(series, info, TERMINAL_COLUMNS - len(str(choice)))
         return replace(choice, text=text)
 
 
@@ -386,12 +386,12 @@ class _Segmenter:
                 source = crosswalk.source_from_series(case.series, case.id, case.phase)
                 with self._networks() as predictors:
                     record = run_case(prepared, predictors, target, clock, source=source)
-                done = record.reason is None
-                return self._file.publish(record, case) if done and self._file else record
+                if record.reason is None:
+                    return self._file.publish(record, case) if self._file else record
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
-        return replace(record, private=record.private or crosswalk.common_parent(case.series.files))
+        return replace(record, private=record.private or crosswalk.source_path(case.series))
 
     def _check_writable(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""

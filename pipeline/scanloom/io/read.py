@@ -28,7 +28,7 @@ from scanloom.core.paths import given_path
 from scanloom.io.formats import FORMATS, check_neighbours, probe, unused_options
 from scanloom.io.index.ranking import ALL, Preference, select_series
 from scanloom.io.index.series import find_series
-from scanloom.io.output.crosswalk import common_parent
+from scanloom.io.output.crosswalk import source_path
 from scanloom.io.scan import Scan
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles
@@ -173,8 +173,8 @@ def _advice_on_neighbours(series: Series) -> str:
     sentences = []
     if closed:
         sentences.append(
-            f"{counted(closed, 'file')} next to its slices can't be read: check permissions and "
-            "disk"
+            f"{counted(closed, 'file')} next to its slices can't be read: check permissions, "
+            "disk and links"
         )
     if series.damaged:
         are = "is" if series.damaged == 1 else "are"
@@ -189,7 +189,7 @@ def _subject(series: Series, file: str) -> str:
     """Return the path of a file of a series, or of all its files, with its description."""
     if file:
         return str(current_session().cache(UnpackedFiles).origin(Path(file)))
-    path = common_parent(series.files)
+    path = source_path(series)
     return f"{path} ({printable(series.description)})" if series.description else path
 
 

@@ -120,12 +120,15 @@ class LabelSet:
         Whether it is one file, which needs no name to be paired with a single case.
     training : frozenset of str
         Names of the dataset's cases for training, if `cases` are those set aside for testing.
+    unreviewed : bool
+        Whether it is an output folder in which nobody judged or corrected anything.
     """
 
     cases: tuple[CaseLabels, ...]
     pseudonymous: bool = False
     is_file: bool = False
     training: frozenset[str] = frozenset()
+    unreviewed: bool = False
 
 
 def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = False) -> LabelSet:
@@ -229,7 +232,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
                 folder=around,
             )
         )
-    return LabelSet(tuple(cases), pseudonymous=True)
+    return LabelSet(tuple(cases), pseudonymous=True, unreviewed=not is_reviewed)
 
 
 def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Grid | None) -> Labels:

@@ -90,6 +90,7 @@ ALTERED: dict[str, Callable[[], Array]] = {
     "halved": lambda: (torso() / 2).round(),
     "halved, not rounded": lambda: torso() / 2,
     "doubled": lambda: torso() * 2,
+    "a few voxels below -1024, wrapped around": lambda: with_voxel(65535 - 1024),
 }
 FOREIGN: dict[str, tuple[Callable[[], Array], str]] = {
     "label map": (lambda: LABELS, "lie between 1 and 3"),

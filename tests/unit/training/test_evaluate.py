@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import unicodedata
 from contextlib import closing
 from dataclasses import replace
@@ -510,9 +511,12 @@ def test_another_key_is_refused(results: Path, tmp_path: Path) -> None:
     assert (ended.code, "KEY_MISMATCH" in ended.err) == (65, True)
 
 
-def test_an_output_folder_agrees_with_itself(results: Path) -> None:
+def test_an_output_folder_that_nobody_reviewed_is_no_reference_for_itself(results: Path) -> None:
+    """A Dice of 1 would say nothing; a copy, such as the results of another run, is compared."""
     ended = run(results, "out", "out", "--key", results / "key")
-    assert ended.code == 0
+    assert (ended.code, "NOT_REVIEWED" in ended.err) == (65, True)
+    shutil.copytree(results / "out", results / "copy")
+    assert run(results, "out", "copy", "--key", results / "key").code == 0
     assert {row["dice"] for row in table(results)} == {"1.0"}
 
 
@@ -594,7 +598,6 @@ def test_a_new_model_is_compared_with_the_corrections_of_the_results_that_it_rep
 
 
 def test_damaged_results_are_left_out(results: Path, tmp_path: Path) -> None:
-    import shutil
 
     shutil.copytree(results / "out", tmp_path / "out")
     shutil.copy(results / "key", tmp_path / "key")

@@ -87,6 +87,7 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
     Example: scanloom evaluate results -r Dataset501_Liver --against older-results
     """
     with error_boundary(general.mode):
+        from scanloom.core import Reason, ScanError
         from scanloom.io.session import read_session
         from scanloom.training.evaluate import (
             check_evaluation_folder,
@@ -102,6 +103,9 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
         with read_session(), case_progress(general.mode) as progress:
             predictions = open_label_set(labels.predictions, labels.key)
             references = open_label_set(labels.reference, labels.key, corrected=True)
+            if references.unreviewed and labels.predictions.samefile(labels.reference):
+                detail = "nobody reviewed these results, which would agree with themselves"
+                raise ScanError(Reason.NOT_REVIEWED, detail, str(labels.reference))
             against = labels.against and open_label_set(labels.against, labels.key)
             evaluation = evaluate(
                 predictions,

@@ -155,13 +155,16 @@ class _Lines:
             self._labels = find_label_maps(sizes, lambda n: listed.as_series(listed.series[n]))
 
     def __iter__(self) -> Iterator[SeriesLine]:
+        from scanloom.core import DICOM
         from scanloom.io.index.listing import SeriesLine
+        from scanloom.io.system.archives import MEMBER_SEPARATOR
 
         for n, series in enumerate(self._listed.series):
+            member = series.first.replace(MEMBER_SEPARATOR, "/")
             yield SeriesLine(
                 n + 1 if series.slices else None,
                 series.kind,
-                series.path,
+                series.path if series.kind == DICOM else member,
                 series.n_files,
                 series.info,
                 series.id if self._ids else "",

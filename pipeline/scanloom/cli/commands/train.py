@@ -131,10 +131,10 @@ def data_lines(prepared: Prepared) -> list[str]:
 def _show(measured: Measured) -> None:
     from rich.table import Table
 
-    from scanloom.core import format_bytes, format_duration
+    from scanloom.core import counted, format_bytes, format_duration
 
     rows: Any = Table.grid(padding=(0, 2))
-    rows.add_row("steps", f"{measured.steps} in {measured.epochs} epochs")
+    rows.add_row("steps", f"{measured.steps} in {counted(measured.epochs, 'epoch')}")
     rows.add_row("a step", f"{measured.step_s:.3g} s, measured")
     if measured.validations:
         each = format_duration(measured.validation_s)

@@ -373,7 +373,8 @@ def _read_content(
         )
     obstacles.add(*config.refused)
     if run.weights is None and not obstacles:
-        detail = "nothing that `run` reaches loads weights into the network"
+        loader = "as a CheckpointLoader among the evaluator's val_handlers does"
+        detail = f"nothing that `run` reaches loads weights into the network, {loader}"
         obstacles.add(unsupported(detail))
     return _BundleContent(
         run.weights or Load("", None), evaluator, network, before, window, output, after

@@ -207,7 +207,7 @@ def _run_id(entries: Mapping[str, Any]) -> str:
         if isinstance(statement, str) and statement.startswith("$") and ".run()" in statement
     ]
     if len(names) != 1:
-        raise damaged("the config has no entry `run`")
+        raise damaged('the config has no entry `run`, such as ["$@evaluator.run()"]')
     return names[0]
 
 

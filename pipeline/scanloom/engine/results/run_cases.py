@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scanloom.core import Case, CaseRecord, Reason, ScanError, Series
+from scanloom.core import DICOM, Case, CaseRecord, Reason, ScanError, Series
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
 from scanloom.engine.prepare import (
@@ -489,7 +489,7 @@ class OutdatedMarker:
             source = Series(series.kind, (), series.study_uid, series.series_uid)
             phases = (case_id(source, self._key, phase) for phase in itertools.count())
             yield from itertools.takewhile(has_result, phases)
-        elif len(series.files) == 1 and self._ids_by_path:
+        elif series.kind != DICOM and self._ids_by_path:
             path, in_archive, _ = series.first.partition(MEMBER_SEPARATOR)
             current = {entry.id for entry in self._index.series} if in_archive else {series.id}
             yield from filter(has_result, sorted(self._ids_by_path.get(path, set()) - current))

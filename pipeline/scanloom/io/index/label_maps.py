@@ -21,7 +21,7 @@ MAX_VOXELS: Final = 1 << 27
 """Voxels that are read for one list, of the smallest files: label maps are compressed best."""
 
 SeriesSize = tuple[str, str, SeriesInfo]
-"""Format of a series, path of its only file or its folder, and description."""
+"""Format of a series, path as in `SeriesLine`, and description."""
 
 
 def find_label_maps(

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from scanloom.core import DICOM, Series, counted, printable
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.index.label_maps import find_label_maps
-from scanloom.io.output.crosswalk import common_parent
+from scanloom.io.output.crosswalk import source_path
+from scanloom.io.system.archives import is_archive
 
 TERMINAL_COLUMNS = 80
 WIDE_COLUMNS = 100
@@ -48,7 +49,8 @@ class SeriesLine:
     kind : str
         Name of its format in `scanloom.io.formats.FORMATS`.
     path : str
-        The only file, or the innermost folder of all files.
+        The only file, a volume's header (of an archive: below its path), or the innermost folder
+        of all files.
     files : int
         Number of its files.
     info : SeriesInfo
@@ -73,7 +75,7 @@ class SeriesLine:
 
     @property
     def name(self) -> str:
-        """SeriesDescription, or else the name of its only file."""
+        """SeriesDescription, or else the name of its only file or its header."""
         description = " ".join(self.info.description.split())
         if self.kind == DICOM and description:
             return description
@@ -122,7 +124,7 @@ def with_label_maps(
 
 
 def displayed_name(series: Series) -> str:
-    """Return the name of a series in the list: SeriesDescription, or the name of its only file."""
+    """Return the name of a series in the list."""
     return _line_of(None, series, SeriesInfo()).name
 
 
@@ -143,10 +145,13 @@ def describe_series(series: Series, info: SeriesInfo, width: int) -> str:
 
 
 def _line_of(number: int | None, series: Series, info: SeriesInfo) -> SeriesLine:
+    path = source_path(series)
+    if series.kind != DICOM and is_archive(path):  # others in it have names of their own
+        path = os.path.join(path, series.files[0].name)
     return SeriesLine(
         number,
         series.kind,
-        common_parent(series.files),
+        path,
         len(series.files),
         info._replace(description=series.description),
     )

@@ -275,7 +275,8 @@ def _series(
     except ScanError:
         case = ""
     paths = [entries[n].path for n in files]
-    ends = (min(paths), max(paths))  # what these two share, all paths between them share
+    # A volume's header names it; what the first and the last slice share, all between them share
+    ends = (min(paths), max(paths)) if group.kind == DICOM else paths[:1]
     return IndexedSeries(
         id=case,
         study=study_id(group.study, key) if group.study else "",

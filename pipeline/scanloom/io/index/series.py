@@ -14,7 +14,7 @@ from scanloom.io.dicom.header.elements import decode_elements
 from scanloom.io.dicom.header.header import Header, HeaderCache, pydicom_muted
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, object_name
-from scanloom.io.formats import EMPTY_FILE, FORMATS
+from scanloom.io.formats import EMPTY_FILE, FORMATS, VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, inspect_files, series_description, series_number
 from scanloom.io.index.missing_files import DicomFiles, LostFiles, UnreadableFiles
 from scanloom.io.index.walk import FileEntry, list_files, stamp_of
@@ -344,13 +344,24 @@ def _no_scan_error(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> S
     if not skipped:
         single = len(entries) == 1 and len(infos) == 1
         nothing = "neither a DICOM file nor named as a volume file" if single else "no scan here"
-        return ScanError(Reason.NO_IMAGES, nothing)
+        header = single and _header_beside(entries[0].path)
+        return ScanError(Reason.NO_IMAGES, f"{nothing}: give {header}" if header else nothing)
     return ScanError(Reason.NO_IMAGES, f"no scan here, but {_objects(infos)}")
+
+
+def _header_beside(path: str) -> str:
+    """Return the name of the header beside a file that is named like its voxels, or nothing."""
+    stem, _ = os.path.splitext(path.removesuffix(".gz"))
+    suffixes = (suffix for each in VOLUME_FORMATS for suffix in each.detached_suffixes)
+    headers = (stem + suffix for suffix in suffixes)
+    return next((os.path.basename(header) for header in headers if os.path.isfile(header)), "")
 
 
 def _unusable(path: str, reason: Reason) -> str:
     """Return a sentence about a file that can't be listed, such as an archive that was cut off."""
     if reason is Reason.UNREADABLE:
+        if os.path.islink(path):
+            return "a link to a file that is missing, or that permissions hide"
         return "permission is missing, or the disk has a fault"
     kind = archive_kind(path)
     if kind is None:

@@ -96,8 +96,8 @@ class IndexedSeries(NamedTuple):
         Its metadata, and the result that reading it would have. The last fields may identify a
         patient.
     first, path : str
-        Its first file, which may be an archive member; and its only file, or the innermost folder
-        or archive of all.
+        Its first file, which may be an archive member; and its only file, a volume's header, or
+        the innermost folder or archive of all.
     stamp : str
         Stamp of its files; see `Series`.
     unreadable, damaged : int

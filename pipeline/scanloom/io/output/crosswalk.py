@@ -78,8 +78,8 @@ class SourceRecord:
     kind : str
         A name of `scanloom.io.formats.FORMATS`.
     path : str
-        Absolute path of the file, or of the innermost folder that contains all files. Bytes that
-        are not valid UTF-8 are written as `\xNN`.
+        Absolute path of a volume file or its header, or the innermost folder of all slices. Bytes
+        that are not valid UTF-8 are written as `\xNN`.
     files : int
         Number of files.
     folder : str
@@ -119,7 +119,7 @@ def source_from_series(series: Series, case_id: str, phase: int | None = None) -
     return SourceRecord(
         id=case_id,
         kind=series.kind,
-        path=path_text(common_parent(series.files)),
+        path=path_text(source_path(series)),
         files=len(series.files),
         study_uid=series.study_uid,
         series_uid=series.series_uid,
@@ -128,12 +128,14 @@ def source_from_series(series: Series, case_id: str, phase: int | None = None) -
     )
 
 
-def common_parent(files: Sequence[Path]) -> str:
-    """Return the absolute path of the only file, or of the innermost folder of all files.
+def source_path(series: Series) -> str:
+    """Return the absolute path of a volume file or its header, or the innermost folder of slices.
 
-    For unpacked files, the path of the compressed file or archive is used.
+    It is the file if a DICOM series has a single one. For unpacked files, the path of the
+    compressed file or archive is used.
     """
     scratch = current_session().cache(UnpackedFiles)
+    files = series.files if series.kind == DICOM else series.files[:1]
     return common_path({scratch.origin(file) for file in files})
 
 
@@ -284,6 +286,8 @@ def _with_result(out: Path) -> pa.Table:
 def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
     """Return the case ids of each volume file, by its path, as they were last recorded.
 
+    A volume of several files has the path of its header.
+
     Raises
     ------
     ScanError
@@ -292,12 +296,11 @@ def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
     import pyarrow as pa
     from pyarrow import compute
 
-    table = _read(out, ("id", "path", "kind", "files"))
+    table = _read(out, ("id", "path", "kind"))
     volumes = table.filter(compute.not_equal(table.column("kind"), DICOM))
     lookup = Lookup(volumes.column("id"))
     is_last = [lookup.rows(name)[-1] == row for row, name in enumerate(lookup)]
-    of_one_file = compute.equal(volumes.column("files"), 1)
-    last = volumes.filter(compute.and_(pa.array(is_last, pa.bool_()), of_one_file))
+    last = volumes.filter(pa.array(is_last, pa.bool_()))
     return ValueSets(last.column("path"), last.column("id"))
 
 

@@ -306,8 +306,9 @@ def _acquired_plane(view: View, main: View, axis: int, n: int, crop: Corners) ->
     i, j, k = index
     stated = float(view.lpi((i, j, k))[axis])
     position = float(main.positions((i, j, k))[axis])
-    tilt, distance = view.tilt(axis), _distance(axis, stated)
+    tilt, turn, distance = view.tilt(axis), view.turn(direction), _distance(axis, stated)
     name = direction.name if tilt < 0.5 else f"{direction.name}, tilted {tilt:.1f}°"
+    name = name if turn < 0.5 else f"{name}, turned {turn:.1f}°"  # so are the letters of the sides
     name = f"{name}, slice {n + 1} of {view.shape[axis]}, {distance}"
     short = f"{n + 1}: {distance}"
     return Plane(main, direction, position, _area(main, direction, crop), name, short)

@@ -157,6 +157,12 @@ class View:
         normal = np.cross(a, b)
         return float(np.degrees(np.arccos(min(1.0, abs(normal[axis]) / np.linalg.norm(normal)))))
 
+    def turn(self, direction: Direction) -> float:
+        """Return the angle in degrees by which voxel axes are turned within a plane."""
+        plane = [direction.across, direction.down]
+        along = np.abs(self.to_lpi[np.ix_(plane, plane)])  # each column is an axis of voxels
+        return float(np.degrees(np.arctan2([along[1, 0], along[0, 1]], np.diag(along)).max()))
+
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return an array (I, J, K) of the source, reoriented to the view."""
         i, j, k = (slice(None, None, -1 if flip else 1) for flip in self.flipped)

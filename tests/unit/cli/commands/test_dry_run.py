@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from support.archives import nifti
 from support.commands import scanloom, write_tiny_bundle
 from support.write_dicom import Words, noise, write_series
 
@@ -41,6 +43,26 @@ def test_a_dry_run_writes_nothing(
     monkeypatch.setenv("SCANLOOM_PROFILE", str(out))  # a default is of runs
     assert scanloom("segment", study, "-m", tiny_model, "-n").code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study"]
+
+
+def test_what_is_in_an_archive_is_named_by_it(study: Path, tiny_model: Path) -> None:
+    """Never by the folder into which it is unpacked; volume files by their own names, too."""
+    packed = Path(shutil.make_archive(str(study / "dicom"), "zip", study))
+    ended = scanloom("segment", packed, "-m", tiny_model, "-n")
+    assert re.search(r"6 slices of 2.5 mm, folder \S*dicom\.zip\n", ended.out), ended.out
+
+    (study / "more").mkdir()
+    for name in ("t1.nii.gz", "t2.nii.gz"):
+        nifti(study / "more" / name, seed=int(name[1]))
+    packed = Path(shutil.make_archive(str(study / "volumes"), "zip", study / "more"))
+    listed = scanloom("segment", packed, "-m", tiny_model, "-n").err
+    index = scanloom("index", packed).out
+    for text in (listed, index):
+        assert {"t1.nii.gz", "t2.nii.gz"} <= {
+            row.split()[1] for row in text.splitlines() if len(row.split()) > 1
+        }
+    chosen = scanloom("segment", packed, "-m", tiny_model, "-n", "--series", "t2")
+    assert 'Series 2 of 2: "t2.nii.gz"' in chosen.out, chosen.err
 
 
 def test_a_dry_run_estimates_memory_only_with_a_limit(study: Path, tiny_model: Path) -> None:

@@ -869,7 +869,7 @@ def test_weights_that_nothing_loads_are_refused(tmp_path: Path) -> None:
         config["initialize"] = []
         config["ckpt_path"] = "$@bundle_root + '/models/model.pt'"
 
-    assert "loads weights" in refusal(tmp_path, named).detail
+    assert "loads weights into the network, as a Checkpoint" in refusal(tmp_path, named).detail
 
 
 def test_entries_count_by_what_reaches_them(tmp_path: Path) -> None:

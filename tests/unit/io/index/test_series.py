@@ -107,6 +107,32 @@ def test_a_path_that_is_no_file_is_named(kind: str, tmp_path: Path) -> None:
     assert f"this is a {kind}, not a file or folder" in caught.value.detail
 
 
+def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+    """As in a DataLad dataset whose files were not fetched."""
+    scan = tmp_path / "sub-01_T1w.nii.gz"
+    scan.symlink_to(tmp_path / ".git/annex/objects/MD5E-s1.nii.gz")
+    with pytest.raises(ScanError) as caught:
+        find_series(scan)
+    assert caught.value.code == "UNREADABLE"
+    assert "a link to a file that is missing" in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("voxels", "header"),
+    [("a.img", "a.hdr"), ("a.img.gz", "a.hdr.gz"), ("a.raw", "a.mhd"), ("a.raw.gz", "a.nhdr")],
+)
+def test_who_gives_voxels_is_told_their_header(voxels: str, header: str, tmp_path: Path) -> None:
+    (tmp_path / voxels).write_bytes(b"voxels")
+    with pytest.raises(ScanError) as caught:
+        find_series(tmp_path / voxels)
+    assert caught.value.detail == "neither a DICOM file nor named as a volume file"
+    (tmp_path / header).write_bytes(b"header")
+    with pytest.raises(ScanError) as caught:
+        find_series(tmp_path / voxels)
+    assert caught.value.code == "NO_IMAGES"
+    assert caught.value.detail.endswith(f": give {header}")
+
+
 def test_a_series_is_chosen_by_number_or_uid(tmp_path):
     all_series = two_series(tmp_path)
     assert select_series(all_series, "1")[0].modality == "CT"

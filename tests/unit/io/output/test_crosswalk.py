@@ -21,6 +21,7 @@ import pytest
 from scanloom.core import ScanError, Series
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import build_index, record_series, source_from_index
+from scanloom.io.index.listing import displayed_name
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import (
     SourceRecord,
@@ -37,6 +38,7 @@ from scanloom.io.output.crosswalk import (
     unknown_ids,
 )
 from scanloom.io.output.private import private_folder
+from support.archives import nifti
 from support.write_dicom import Words, noise, uid, write_series
 
 KEY = "abc"
@@ -118,6 +120,22 @@ def test_a_series_of_an_index_is_told_packed_or_not(pack: str, tmp_path: Path) -
         uid("series"),
     )
     assert (source.patient_id, source.accession_number) == ("4711", "A1")
+
+
+def test_a_volume_of_two_files_has_the_path_and_the_name_of_its_header(tmp_path: Path) -> None:
+    """Not those of its folder, which other volumes share."""
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    headers = [scans / "a.hdr", scans / "b.hdr"]
+    for seed, header in enumerate(headers):
+        nifti(header, seed)
+    index = build_index([scans], b"k" * 32, tmp_path / "out")
+
+    for found in (find_series(scans), [index.as_series(each) for each in index.series]):
+        sources = [source_from_series(series, "id") for series in found]
+        assert sorted(source.path for source in sources) == [str(header) for header in headers]
+        assert sorted(map(displayed_name, found)) == ["a.hdr", "b.hdr"]
+    assert sorted(series.path for series in index.series) == [str(header) for header in headers]
 
 
 def test_series_of_an_index_are_remembered_once(
@@ -259,6 +277,7 @@ import sys
 from pathlib import Path
 from scanloom.io.output import crosswalk
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
+from scanloom.io.index.listing import displayed_name
 from scanloom.io.index.series import find_series
 from scanloom.io.output.private import private_folder
 

@@ -192,6 +192,25 @@ def test_slices_of_tilted_and_thin_stacks_are_shown_as_acquired(shape, spacing, 
     assert {t.direction.name for t in content.tiles} == {normal}
 
 
+@pytest.mark.parametrize(
+    ("angles", "said"),
+    [
+        ((0, 0, 20), "Axial, turned 20.0°, slice"),
+        ((0, 0, -40), "Axial, turned 40.0°, slice"),
+        ((0, 0, 0.3), "Axial, slice"),
+        ((12, 0, 0), "Axial, tilted 12.0°, slice"),
+    ],
+)
+def test_a_turn_within_the_plane_is_said(angles, said):
+    """Slices are shown as acquired, so that the letters of the sides are off by this angle."""
+    affine = np.eye(4)
+    turn = Rotation.from_euler("xyz", angles, degrees=True).as_matrix()
+    affine[:3, :3] = turn @ np.diag((1, 1, 5))
+    array = np.random.default_rng(0).integers(-160, 240, (60, 50, 8)).astype(np.int16)
+    content = choose_content(*case(array, (array > 0).astype(np.uint8), affine))
+    assert content.planes[0].name.startswith(said)
+
+
 def test_slices_of_a_scan_that_is_turned_a_little_are_those_stated():
     """Slices that leave the patient's plane by half a voxel are shown by number, not by place."""
     affine, shape = np.eye(4), (100, 100, 60)

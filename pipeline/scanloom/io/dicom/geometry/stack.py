@@ -292,7 +292,8 @@ def stack_slices(
     normal = np.cross(row, column)
     positions = locate_slices(slices, normal)
     if len(positions.depth) < MIN_SLICES:
-        raise ScanError(Reason.TOO_FEW_SLICES, counted(len(positions.depth), "slice position"))
+        detail = f"{counted(len(slices), 'slice')} at {counted(len(positions.depth), 'position')}"
+        raise ScanError(Reason.TOO_FEW_SLICES, detail)
     try:
         index = _slice_indices(positions, normal, gaps)
     except ScanError as error:

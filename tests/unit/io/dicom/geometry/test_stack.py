@@ -487,6 +487,14 @@ def test_two_slices_are_not_a_volume(tmp_path):
     assert code_of(tmp_path) == "TOO_FEW_SLICES"
 
 
+def test_slices_at_one_position_are_counted(tmp_path):
+    """As after an export that writes the first position into all slices."""
+    write_series(tmp_path, noise(), Geometry(step=0.0))
+    with pytest.raises(ScanError) as caught:
+        scanloom.load_volume(tmp_path)
+    assert (caught.value.code, caught.value.detail) == ("TOO_FEW_SLICES", "6 slices at 1 position")
+
+
 def test_phases_are_not_mixed(tmp_path):
     for number in (1, 2):
         attributes = Words(more={"AcquisitionNumber": number})
