@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard, Threshold, with_small_removed
-from scanloom.cards.check import check_modalities
 from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
@@ -24,6 +23,7 @@ from scanloom.core import (
     Segmentation,
     StepTimer,
     Volume,
+    counted,
 )
 from scanloom.core.engines import EngineChoice, EngineRecords
 from scanloom.core.segmentation import Uncertainty
@@ -180,7 +180,7 @@ class TorchPredictor(PlacedModel):
         shared: SharedScan | None = None,
         uncertainty: bool = False,
     ) -> Segmentation:
-        """Label a scan, whatever its intensities, spacing and extent: `segment` checks those too.
+        """Label a scan.
 
         Parameters
         ----------
@@ -207,10 +207,9 @@ class TorchPredictor(PlacedModel):
         ScanError
             OUT_OF_MEMORY if the device is too small; IMPLAUSIBLE if the scan is too small for the
             card's padding; MODEL_NETWORK if the network has fewer output channels than the card, or
-            an ONNX graph with argmax more; MODALITY if the scan states another than the model's;
-            CHANNELS if the number of input channels is wrong, or their grids differ; NOT_FINITE if
-            the scan overflows in the card's intensity steps, or a score is NaN or infinite in
-            float32 too.
+            an ONNX graph with argmax more; CHANNELS if the number of input channels is wrong, or
+            their grids differ; NOT_FINITE if the scan overflows in the card's intensity steps, or a
+            score is NaN or infinite in float32 too.
         """
         clock, volumes = clock or StepTimer(), (volume, *further_channels)
         check_channels(volumes, self.card)
@@ -535,7 +534,11 @@ def check_supported(card: ModelCard) -> None:
 
 def check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:
     """Refuse scans that are not the card's input channels."""
-    check_modalities([volume.modality for volume in volumes], card)
+    if len(volumes) != len(card.channels):
+        detail = (
+            f"{card.name} takes {counted(len(card.channels), 'input channel')}, got {len(volumes)}"
+        )
+        raise ScanError(Reason.CHANNELS, detail)
     for volume, channel in zip(volumes[1:], card.channels[1:], strict=True):
         if not volume.grid.matches(volumes[0].grid, _SAME_POSITION_MM):
             detail = f"{channel.name} and the first channel have different grids"

@@ -203,15 +203,6 @@ def test_a_scan_smaller_than_the_window(card: ModelCard) -> None:
     assert labels.shape == (5, 3, 3)
 
 
-def test_a_scan_that_states_another_modality_is_refused(card: ModelCard) -> None:
-    """As `segment` refuses it: `model.predict` is called without it, too."""
-    predictor, volume = TorchPredictor(card), scan((8, 8, 8))
-    with pytest.raises(ScanError, match="for CT, the scan is MR") as error:
-        predictor.predict(replace(volume, modality="MR"))
-    assert error.value.reason is Reason.MODALITY
-    assert predictor.predict(replace(volume, modality=None)).grid is volume.grid
-
-
 def test_unsupported_cards_are_refused(card: ModelCard) -> None:
     cases = [
         (replace(card, cleaning=(KeepLargest(when="before"),)), Reason.MODEL_UNSUPPORTED),
