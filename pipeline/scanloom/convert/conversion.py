@@ -52,7 +52,7 @@ _UNWRITABLE: Final = (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE)
 _MODEL_FOLDER: Final = re.compile(r"dataset\d|.*__.*__", re.IGNORECASE)
 """Names of nnU-Net's folders of datasets and models, which may be links."""
 SILENCE_S: Final = 300.0
-"""Longest time for one file of weights: a pickle may describe endless work."""
+"""Longest processor time for one file of weights: a pickle may describe endless work."""
 TOTAL_S: Final = 3600.0
 MEMORY_BYTES: Final = 2 << 30
 """Memory of a conversion beside that of the weights; torch takes 0.3 GB of it."""
@@ -271,8 +271,8 @@ def convert_model(source: Path, options: Mapping[str, str], out: Path) -> None:
     Raises
     ------
     ScanError
-        Of the reader; MODEL_UNSAFE if it takes more memory or time than a model needs;
-        MODEL_DAMAGED if it crashes.
+        Of the reader; MODEL_UNSAFE if it takes more memory or processor time than a model needs;
+        MODEL_DAMAGED if it crashes; ENVIRONMENT if the machine is too busy.
     """
     sizes = [size for root in source_folders(source) for _, size, *_ in _signature(root)]
     memory = MEMORY_BYTES + COPIES * min(max(sizes, default=0), MAX_WEIGHTS)
@@ -282,7 +282,7 @@ def convert_model(source: Path, options: Mapping[str, str], out: Path) -> None:
     except ScanError as exc:
         ours = {
             Reason.TOO_LARGE: (Reason.MODEL_UNSAFE, "to read it takes more memory than a model"),
-            Reason.DECODE_TIMEOUT: (Reason.MODEL_UNSAFE, "to read it takes more time than a model"),
+            Reason.DECODE_TIMEOUT: (Reason.MODEL_UNSAFE, "to read it takes more work than a model"),
             Reason.DAMAGED: (Reason.MODEL_DAMAGED, "to read it crashes the reader"),
         }
         if exc.reason not in ours:
