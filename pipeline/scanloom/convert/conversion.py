@@ -36,12 +36,7 @@ from scanloom.core import Reason, ScanError, user_cache_folder
 from scanloom.core.process import lock_file
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed
-from scanloom.io.system.scratch_folders import (
-    FOLDER_PREFIX,
-    lock_folder,
-    remove_stale_folders,
-    scratch_errors,
-)
+from scanloom.io.system.scratch_folders import make_locked_folder, scratch_errors
 from scanloom.own_python import is_ours, make_private_folder
 
 _SCHEMA: Final = 4
@@ -122,9 +117,7 @@ def _own_folder() -> Path:
     If it is killed, the next process that makes such a folder removes it.
     """
     with scratch_errors("for converted models"):
-        remove_stale_folders(Path(tempfile.gettempdir()))
-        folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}models-"))
-        lock = lock_folder(folder)
+        folder, lock = make_locked_folder(Path(tempfile.gettempdir()))
     atexit.register(lambda: (shutil.rmtree(folder, ignore_errors=True), lock and lock.close()))
     return folder
 
