@@ -246,7 +246,7 @@ class Worker:
             if peer.ask is not None:
                 check_installed(peer.ask)
                 make_finder(site.title, peer.ask)
-        self._options = RunOptions(out, key, site.cluster)
+        self._options = RunOptions(out, key, site.cluster, spool=spool)
         self._key = load_key_of(out, key)
         self._stack = ExitStack()
         self._lanes: dict[str, Lane] = {}

@@ -270,6 +270,29 @@ def test_a_worker_tries_to_read_and_to_write(tmp_path: Path) -> None:
         assert len(list((tmp_path / "out" / ".work").iterdir())) == 1
 
 
+def test_a_worker_of_a_service_has_to_see_its_spool(tmp_path: Path) -> None:
+    """A service has no case yet, and its folder may have a namesake on the machine of a worker."""
+    spool, out, case_file = tmp_path / "spool", tmp_path / "out", CaseFile(tmp_path / "case_file")
+    out.mkdir()
+    with (
+        hold_handshake(out, case_file=case_file.path, spool=spool) as handshake,
+        hold_handshake(out, case_file=case_file.path, spool=spool) as other,
+    ):
+        here = [answer(each.question) for each in (handshake, other)]
+        (token,) = spool.iterdir()
+        assert token.stat().st_mode & 0o777 == 0o600
+        token.write_text("of another spool")
+        namesake = answer(handshake.question)
+        token.unlink()
+        missing = answer(handshake.question)
+
+    assert describe_mismatch({"a": here[0]}, handshake.expected) is None
+    assert describe_mismatch({"a": here[1]}, other.expected) is None
+    for each in (namesake, missing):
+        told = describe_mismatch({"a": here[0], "b": each}, handshake.expected)
+        assert told == "1 of 2 workers don't see the scans"
+
+
 WORKFLOW = """
 name: site
 models: [ct_tissue]
