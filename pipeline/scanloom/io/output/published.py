@@ -18,10 +18,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Case, Reason, ScanError
+from scanloom.core import Case, Reason, ScanError, is_passing
 from scanloom.io.output.file_names import CASE, CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json, write_json
 from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.disk_errors import disk_error
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 
 FILE_STAMPS, SOURCE_STAMP = "files", "source_stamp"
@@ -82,7 +83,8 @@ def result_state(folder: Path, case: Case, *, replace: bool) -> ResultState:
     ------
     ScanError
         STALE, RESULT_DAMAGED or NEWER_VERSION if such a result exists and may not be replaced;
-        STALE also if its source has changed and its folder contains foreign files.
+        STALE also if its source has changed and its folder contains foreign files;
+        OUTPUT_UNWRITABLE if it can't be read now.
     """
     if not folder.is_dir():
         return ResultState.ABSENT
@@ -93,6 +95,8 @@ def result_state(folder: Path, case: Case, *, replace: bool) -> ResultState:
             return ResultState.REPLACEABLE
         if isinstance(exc, ScanError):
             raise
+        if is_passing(exc) and (away := disk_error(exc)) is not None:
+            raise away from exc
         raise ScanError(Reason.RESULT_DAMAGED, _damage(folder, exc)) from exc
     if provenance.recipe != case.recipe:
         if replace:
