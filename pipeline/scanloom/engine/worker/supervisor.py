@@ -52,7 +52,7 @@ class _RunningCase:
     def __init__(self) -> None:
         self.ended = threading.Event()
         self.done: messages.CaseReply | None = None
-        self.sent, self.has_begun = time.monotonic(), False
+        self.has_begun = False
         self._since: float | None = None
         self._worked = 0.0
 
@@ -111,7 +111,7 @@ class WorkerProcess:
         self._socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, limit)
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiting: dict[int, _RunningCase] = {}
-        self._number, self._began = 0, time.monotonic()  # when it was started, or ready
+        self._number = 0
         self._code: int | None = None
         self._fault: ScanError | None = None
         self.ready = self.late = False
@@ -160,12 +160,15 @@ class WorkerProcess:
             self._give_up()
         except OSError:
             pass  # the child is dying, which the listener thread finds
+        ready, waited = self.ready, 0.0
         while not waiting.ended.wait(_POLL_INTERVAL_S):
             if waiting.worked > limit:
                 self.kill()
                 raise CaseTimeoutError
-            since = max(self._began, waiting.sent)
-            if not waiting.has_begun and time.monotonic() - since > _START_TIMEOUT_S:
+            # Not by the clock, which goes on while a job with both processes is suspended
+            waited = waited + _POLL_INTERVAL_S if self.ready == ready else 0.0
+            ready = self.ready
+            if not waiting.has_begun and waited > _START_TIMEOUT_S:
                 self._give_up()
         if waiting.done is None:
             self._check_alive()
@@ -223,7 +226,6 @@ class WorkerProcess:
 
     def _take(self, message: messages.Ready | messages.Step | messages.CaseReply) -> None:
         if isinstance(message, messages.Ready):
-            self._began = time.monotonic()
             self.ready, self._fault = message.fault is None, message.fault
             if message.fault is not None:
                 self._wake_all()

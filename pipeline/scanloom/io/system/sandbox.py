@@ -43,7 +43,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _FORK_TIMEOUT_S = 300  # the server may have to import a module before it forks
 _END_TIMEOUT_S = 60  # a worker may wait for a disk when it is killed
 _PATIENCE = 10
-"""A job may take so many times its limits of processor time, waiting for a core or a disk."""
+"""A job may wait so many times its limits of processor time, for a core or a disk."""
 _LOOK_S = 0.5
 """Longest time between two looks at the time that a job has taken."""
 
@@ -170,11 +170,13 @@ def _run_job(
     connection.settimeout(_PATIENCE * limits.silence_s)
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    start = heard = time.monotonic(), 0.0
+    # Seconds of waiting and of processor time. The clock would go on while a job is suspended
+    look_s = min(_LOOK_S, limits.silence_s)
+    start = heard = now = 0.0, 0.0
     send(connection, job)
     while True:
-        has_message = poll.poll(1000 * min(_LOOK_S, limits.silence_s))
-        now = time.monotonic(), _processor_time(worker, heard[1])
+        has_message = poll.poll(1000 * look_s)
+        now = now[0] + (0.0 if has_message else look_s), _processor_time(worker, now[1])
         if has_message:
             reply = receive(connection)
             if not isinstance(reply, dict):
