@@ -100,7 +100,7 @@ def test_what_cannot_be_read_for_a_while_is_not_called_damaged(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(verify, "open_regular_file", stale)
+        patch.setattr(verify, "sha256_of", stale)
         with pytest.raises(ScanError) as refused:
             outbox.add(case, "pacs")
     assert refused.value.reason is Reason.UNREADABLE
