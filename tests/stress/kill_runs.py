@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.commands import write_tiny_bundle
 from support.formula_run import formula_environment, processes, start
+from support.output_state import rows_of_folders, told_results
 from support.write_dicom import Coding, Words, write_series
 
 SLICES = 6
@@ -384,21 +385,26 @@ class Killer:
 
 def digests(out: Path) -> dict[str, str]:
     """Return the hash of every file that must be the same for equal runs."""
+    timed = ("timing.json", "audit.jsonl", "ledger.parquet")  # and inodes: see `compare`
     hashes = {}
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
-        aside = name.startswith(("runs/", "report/", "private/runs/")) or path.name == "timing.json"
+        aside = name.startswith(("runs/", "report/", "private/runs/")) or path.name in timed
         if path.is_file() and not aside:
             hashes[name] = hashlib.blake2b(path.read_bytes()).hexdigest()
     return hashes
 
 
-def compare(undisturbed: Path, killed: Path) -> list[str]:
-    """Return files that are different, missing or additional in the run that was killed."""
+def compare(undisturbed: Path, killed: Path, key: bytes) -> list[str]:
+    """Return what is different, missing or additional in the run that was killed."""
     ours, theirs = digests(killed), digests(undisturbed)
     faults = [f"missing: {name}" for name in theirs.keys() - ours.keys()]
     faults += [f"more: {name}" for name in ours.keys() - theirs.keys()]
     faults += [f"different: {n}" for n in ours.keys() & theirs.keys() if ours[n] != theirs[n]]
+    tables = [rows_of_folders(out, "ledger") for out in (killed, undisturbed)]
+    trails = [told_results(out, key) for out in (killed, undisturbed)]
+    pairs = {"ledger": tables, "audit trail": trails}
+    faults += [f"different: {name}" for name, (one, other) in pairs.items() if one != other]
     return sorted(faults)
 
 
@@ -486,7 +492,11 @@ def main() -> int:
     began = time.monotonic()
     plan = [line for line in PLAN if options.only in (None, line[2])]
     tally = kill_all(killed, plan, options.repeat, options.seed)
-    faults = tally.faults + compare(undisturbed.out, killed.out) + left_over(killed)
+    faults = (
+        tally.faults
+        + compare(undisturbed.out, killed.out, (folder / "key").read_bytes())
+        + left_over(killed)
+    )
     faults += started_again(killed, brightest(undisturbed.out))
     print_table(tally, time.monotonic() - began)
     print("\n".join(faults[:40]) or "no fault")

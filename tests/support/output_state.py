@@ -25,22 +25,7 @@ def output_state(out: Path, key: bytes) -> dict[str, Any]:
     """Return all that an output folder says, by subject."""
     from pyarrow import parquet
 
-    folders = {folder.name: folder for folder in case_folders(out)}
     private = out / "private"
-    states = {name: folder.stat() for name, folder in folders.items()}
-    expected = {
-        name: {"inode": state.st_ino, "time": state.st_mtime_ns} for name, state in states.items()
-    }
-
-    def of_folders(name: str) -> list[dict[str, Any]]:
-        """Return the rows of a table; in place of inode and time, whether they are the folder's."""
-        rows = parquet.read_table(private / f"{name}.parquet").to_pylist()
-        for row in rows:
-            of_folder = expected.get(row["name"], {})
-            for column in {"inode", "time"}.intersection(row):
-                row[column] = row[column] == of_folder.get(column)
-        return rows
-
     index = stored_index(out, key_fingerprint(key))
     assert index is not None
     files = [path for name in ("cases", "failed") for path in (out / name).rglob("*")]
@@ -57,11 +42,27 @@ def output_state(out: Path, key: bytes) -> dict[str, Any]:
         "crosswalk": sorted(
             str(row) for row in parquet.read_table(private / "crosswalk.parquet").to_pylist()
         ),
-        "ledger": of_folders("ledger"),
-        "tabled": of_folders("tabled"),
+        "ledger": rows_of_folders(out, "ledger"),
+        "tabled": rows_of_folders(out, "tabled"),
         "trail": told_results(out, key),
         "report": shown_rows(out),
     }
+
+
+def rows_of_folders(out: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table; in place of inode and time, whether they are the folder's."""
+    from pyarrow import parquet
+
+    states = {folder.name: folder.stat() for folder in case_folders(out)}
+    expected = {
+        name: {"inode": state.st_ino, "time": state.st_mtime_ns} for name, state in states.items()
+    }
+    rows: list[dict[str, Any]] = parquet.read_table(out / "private" / f"{name}.parquet").to_pylist()
+    for row in rows:
+        of_folder = expected.get(row["name"], {})
+        for column in {"inode", "time"}.intersection(row):
+            row[column] = row[column] == of_folder.get(column)
+    return rows
 
 
 def told_results(out: Path, key: bytes) -> dict[str, str]:
