@@ -8,12 +8,14 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_scan
 from scanloom.convert.store import find_model
 from scanloom.core import CaseRecord, ComputeOptions, Segmentation, Volume, settle_in
 from scanloom.core.errors import in_python
 from scanloom.core.paths import given_path
 from scanloom.core.text import parse_bytes
+from scanloom.engine.case.models import find_unchanged
 from scanloom.engine.default_model import default_model
 from scanloom.engine.results.tables import read_measurements_table
 from scanloom.engine.segment import iter_segment
@@ -70,7 +72,8 @@ def load_model(name: str | Path, *, device: str = "auto", precision: Precision =
 class Model:
     """A model that stays loaded on its device: what `load_model` returns.
 
-    In another process, such as a worker of Dask, it is loaded anew: its weights are not sent.
+    In another process, such as a worker of Dask, it is loaded anew: its weights are not sent. If
+    another model has its name or path there, it is refused: MODEL_CHANGED.
 
     Attributes
     ----------
@@ -78,14 +81,17 @@ class Model:
         Runs the networks, and checks nothing.
     """
 
-    def __init__(self, name: str, device: str, compute: ComputeOptions) -> None:
+    def __init__(
+        self, name: str, device: str, compute: ComputeOptions, digest: str | None = None
+    ) -> None:
         from scanloom.inference.combined import make_predictor
 
         settle_in()
-        self._arguments = name, device, compute
-        self.predictor: Predictor = make_predictor(find_model(name), compute, device=device)
+        card = find_model(name) if digest is None else find_unchanged(name, digest)
+        self._arguments = name, device, compute, card_digest(card)
+        self.predictor: Predictor = make_predictor(card, compute, device=device)
 
-    def __reduce__(self) -> tuple[type[Model], tuple[str, str, ComputeOptions]]:
+    def __reduce__(self) -> tuple[type[Model], tuple[str, str, ComputeOptions, str]]:
         """Support pickling."""
         return type(self), self._arguments
 

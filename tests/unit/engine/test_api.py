@@ -104,11 +104,17 @@ def test_a_path_is_a_model_folder_and_never_a_name_in_the_store(
 
 
 def test_a_model_in_memory_checks_a_scan_as_the_command_does(tmp_path: Path) -> None:
-    model = scanloom.load_model(write_tiny_bundle(tmp_path / "tiny"), device="cpu")
+    folder = write_tiny_bundle(tmp_path / "tiny")
+    model = scanloom.load_model(folder, device="cpu")
     assert model.labels == ("spleen", "liver")
     assert repr(model).startswith("Model(tiny ")
-    assert len(pickled := pickle.dumps(model)) < 1000  # as Dask sends it, without weights
+    pickled = pickle.dumps(model)
+    assert len(pickled) < 1000  # as Dask sends it, without weights
     assert pickle.loads(pickled).card == model.card
+    metadata = folder / "configs/metadata.json"
+    metadata.write_text(metadata.read_text().replace("liver", "kidney"))
+    with pytest.raises(scanloom.ScanError, match="MODEL_CHANGED"):
+        pickle.loads(pickled)  # another model is not taken for it
     array = np.random.default_rng(0).normal(0, 300, (40, 40, 24)).astype(np.int16)
     sheared = np.eye(4)
     sheared[0, 1] = 0.2

@@ -516,6 +516,8 @@ def test_an_output_folder_that_nobody_reviewed_is_no_reference_for_itself(result
     ended = run(results, "out", "out", "--key", results / "key")
     assert (ended.code, "NOT_REVIEWED" in ended.err) == (65, True)
     shutil.copytree(results / "out", results / "copy")
+    against = ("--against", results / "out", "--key", results / "key")
+    assert "NOT_REVIEWED" in run(results, "copy", "out", *against).err
     assert run(results, "out", "copy", "--key", results / "key").code == 0
     assert {row["dice"] for row in table(results)} == {"1.0"}
 
@@ -598,7 +600,6 @@ def test_a_new_model_is_compared_with_the_corrections_of_the_results_that_it_rep
 
 
 def test_damaged_results_are_left_out(results: Path, tmp_path: Path) -> None:
-
     shutil.copytree(results / "out", tmp_path / "out")
     shutil.copy(results / "key", tmp_path / "key")
     first = sorted((tmp_path / "out/cases").iterdir())[0]

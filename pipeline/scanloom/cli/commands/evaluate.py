@@ -103,10 +103,11 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
         with read_session(), case_progress(general.mode) as progress:
             predictions = open_label_set(labels.predictions, labels.key)
             references = open_label_set(labels.reference, labels.key, corrected=True)
-            if references.unreviewed and labels.predictions.samefile(labels.reference):
+            against = labels.against and open_label_set(labels.against, labels.key)
+            compared = filter(None, (labels.predictions, labels.against))
+            if references.unreviewed and any(map(labels.reference.samefile, compared)):
                 detail = "nobody reviewed these results, which would agree with themselves"
                 raise ScanError(Reason.NOT_REVIEWED, detail, str(labels.reference))
-            against = labels.against and open_label_set(labels.against, labels.key)
             evaluation = evaluate(
                 predictions,
                 references,

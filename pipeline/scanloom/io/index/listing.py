@@ -15,7 +15,9 @@ from scanloom.core import DICOM, Series, counted, printable
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.index.label_maps import find_label_maps
 from scanloom.io.output.crosswalk import source_path
+from scanloom.io.session import current_session
 from scanloom.io.system.archives import is_archive
+from scanloom.io.system.unpacking import UnpackedFiles
 
 TERMINAL_COLUMNS = 80
 WIDE_COLUMNS = 100
@@ -147,7 +149,7 @@ def describe_series(series: Series, info: SeriesInfo, width: int) -> str:
 def _line_of(number: int | None, series: Series, info: SeriesInfo) -> SeriesLine:
     path = source_path(series)
     if series.kind != DICOM and is_archive(path):  # others in it have names of their own
-        path = os.path.join(path, series.files[0].name)
+        path = current_session().cache(UnpackedFiles).member_path(series.files[0])
     return SeriesLine(
         number,
         series.kind,

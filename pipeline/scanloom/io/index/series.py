@@ -345,16 +345,16 @@ def _no_scan_error(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> S
         single = len(entries) == 1 and len(infos) == 1
         nothing = "neither a DICOM file nor named as a volume file" if single else "no scan here"
         header = single and _header_beside(entries[0].path)
-        return ScanError(Reason.NO_IMAGES, f"{nothing}: give {header}" if header else nothing)
+        give = f": give its header, the {header} file of the same name" if header else ""
+        return ScanError(Reason.NO_IMAGES, f"{nothing}{give}")
     return ScanError(Reason.NO_IMAGES, f"no scan here, but {_objects(infos)}")
 
 
 def _header_beside(path: str) -> str:
-    """Return the name of the header beside a file that is named like its voxels, or nothing."""
+    """Return the suffix of the header beside a file that is named like its voxels, or nothing."""
     stem, _ = os.path.splitext(path.removesuffix(".gz"))
     suffixes = (suffix for each in VOLUME_FORMATS for suffix in each.detached_suffixes)
-    headers = (stem + suffix for suffix in suffixes)
-    return next((os.path.basename(header) for header in headers if os.path.isfile(header)), "")
+    return next((suffix for suffix in suffixes if os.path.isfile(stem + suffix)), "")
 
 
 def _unusable(path: str, reason: Reason) -> str:

@@ -82,6 +82,7 @@ class UnpackedFiles:
         self._lock_file: BinaryIO | None = None  # open as long as this process lives
         self._unpacked: dict[tuple[str, bool], Path] = {}
         self._origins: dict[Path, Path] = {}
+        self._members: dict[Path, str] = {}  # their names in archives
         self._numbers: dict[tuple[str, int], int] = {}
         self._states: dict[str, tuple[int, int, int]] = {}
         self._reserved_bytes = 0.0  # of the disk, to be left free
@@ -119,6 +120,10 @@ class UnpackedFiles:
     def origin(self, file: Path) -> Path:
         """Return the compressed file or archive of an unpacked file; else the file itself."""
         return self._origins.get(file, file)
+
+    def member_path(self, file: Path) -> str:
+        """Return the path of a file from an archive, below that of the archive."""
+        return f"{self.origin(file)}/{self._members.get(file, file.name)}"
 
     def readable_path(self, path: str) -> str:
         """Return the path on disk of a file that may be an archive member."""
@@ -167,7 +172,7 @@ class UnpackedFiles:
             raise
         for name, target in targets.items():
             self._unpacked[archive + MEMBER_SEPARATOR + name, False] = target
-            self._origins[target] = Path(archive)
+            self._origins[target], self._members[target] = Path(archive), name
 
     def _gunzip(self, source: Path) -> Path:
         target = self._new_path(str(source), source.name.removesuffix(".gz"))

@@ -64,6 +64,13 @@ def test_what_is_in_an_archive_is_named_by_it(study: Path, tiny_model: Path) -> 
     chosen = scanloom("segment", packed, "-m", tiny_model, "-n", "--series", "t2")
     assert 'Series 2 of 2: "t2.nii.gz"' in chosen.out, chosen.err
 
+    for folder in ("anna", "ben"):
+        (study / "same" / folder).mkdir(parents=True)
+        nifti(study / "same" / folder / "t1.nii.gz", seed=len(folder))
+    packed = Path(shutil.make_archive(str(study / "equal"), "zip", study / "same"))
+    listed = scanloom("segment", packed, "-m", tiny_model, "-n").err
+    assert {"anna", "ben"} <= {row.split()[-1] for row in listed.splitlines() if row}, listed
+
 
 def test_a_dry_run_estimates_memory_only_with_a_limit(study: Path, tiny_model: Path) -> None:
     command = ["segment", study, "-m", tiny_model, "-n"]

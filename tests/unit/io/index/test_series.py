@@ -118,19 +118,21 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("voxels", "header"),
-    [("a.img", "a.hdr"), ("a.img.gz", "a.hdr.gz"), ("a.raw", "a.mhd"), ("a.raw.gz", "a.nhdr")],
+    ("voxels", "suffix"),
+    [(".img", ".hdr"), (".img.gz", ".hdr.gz"), (".raw", ".mhd"), (".raw.gz", ".nhdr")],
 )
-def test_who_gives_voxels_is_told_their_header(voxels: str, header: str, tmp_path: Path) -> None:
-    (tmp_path / voxels).write_bytes(b"voxels")
+def test_who_gives_voxels_is_told_their_header(voxels: str, suffix: str, tmp_path: Path) -> None:
+    """But not its name, which may be a patient's."""
+    (tmp_path / f"Doe{voxels}").write_bytes(b"voxels")
     with pytest.raises(ScanError) as caught:
-        find_series(tmp_path / voxels)
+        find_series(tmp_path / f"Doe{voxels}")
     assert caught.value.detail == "neither a DICOM file nor named as a volume file"
-    (tmp_path / header).write_bytes(b"header")
+    (tmp_path / f"Doe{suffix}").write_bytes(b"header")
     with pytest.raises(ScanError) as caught:
-        find_series(tmp_path / voxels)
+        find_series(tmp_path / f"Doe{voxels}")
     assert caught.value.code == "NO_IMAGES"
-    assert caught.value.detail.endswith(f": give {header}")
+    assert caught.value.detail.endswith(f": give its header, the {suffix} file of the same name")
+    assert "Doe" not in str(caught.value)
 
 
 def test_a_series_is_chosen_by_number_or_uid(tmp_path):
