@@ -119,7 +119,7 @@ class Region:
         changed = after != before
         if not changed.any():
             return None
-        x, y, z = (part.start or 0 for part in box)
+        x, y, z = (extent.start or 0 for extent in box)
         width, height, depth = before.shape
         return cls(
             layer,

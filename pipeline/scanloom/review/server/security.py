@@ -244,11 +244,11 @@ class Listener(socket.socket):
         accepted = Accepted(self, descriptor, str(address[0]))
         # first the client's own share: one client must not close the connections of another
         for peer, limit in ((accepted.peer, self.limit_per_peer), (None, self.limit)):
-            others = [each for each in self.open.values() if peer in (None, each.peer)]
-            if len(others) < limit:
+            connections = [each for each in self.open.values() if peer in (None, each.peer)]
+            if len(connections) < limit:
                 continue
             # the longest without a whole request; a connection that is answered is never closed
-            idle = min(others, key=lambda each: each.waits_since)
+            idle = min(connections, key=lambda each: each.waits_since)
             if idle.waits_since == math.inf:
                 accepted.close()
                 raise BlockingIOError

@@ -101,7 +101,9 @@ def _is_surface(cells: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which cells of a structure have a neighbour with another label."""
     surface = np.zeros(cells.shape, bool)
     for axis in range(3):
-        before, after = (np.moveaxis(cells, axis, 0)[part] for part in (np.s_[:-1], np.s_[1:]))
+        before, after = (
+            np.moveaxis(cells, axis, 0)[section] for section in (np.s_[:-1], np.s_[1:])
+        )
         edge = before != after
         np.moveaxis(surface, axis, 0)[:-1] |= edge
         np.moveaxis(surface, axis, 0)[1:] |= edge
