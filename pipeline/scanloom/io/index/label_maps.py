@@ -56,10 +56,10 @@ def find_label_maps(
         for n, own in groups_of.items()
         if sizes[n][0] != DICOM and any(len(group) > 1 for group in own)
     ]
-    left, labels = MAX_VOXELS, set[int]()
+    remaining, labels = MAX_VOXELS, set[int]()
     for n in sorted(candidates, key=lambda n: _file_size(sizes[n][1])):
-        left -= math.prod(sizes[n][2].shape)
-        if left < 0:
+        remaining -= math.prod(sizes[n][2].shape)
+        if remaining < 0:
             break
         if _has_labels(series_of, n):
             labels.add(n)

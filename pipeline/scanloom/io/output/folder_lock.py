@@ -56,10 +56,10 @@ class Holder(NamedTuple):
     def parse(cls, text: str) -> Self | None:
         """Return the holder that the file of a lock describes; None if it describes none."""
         try:
-            told = json.loads(text)
-            host, process = str(told["host"]), int(told["process"])
+            fields = json.loads(text)
+            host, process = str(fields["host"]), int(fields["process"])
             return cls(
-                host, str(told.get("space")), process, str(told["start"]), str(told["since"])
+                host, str(fields.get("space")), process, str(fields["start"]), str(fields["since"])
             )
         except (ValueError, KeyError, TypeError):
             return None

@@ -46,12 +46,12 @@ def _absolute(path: Path | str) -> str:
     are none, so that `..` is taken off the name there: the path stays below that folder.
     """
     absolute = os.sep
-    for part in os.path.join(os.getcwd(), path).split(os.sep):
-        if part == "..":
+    for component in os.path.join(os.getcwd(), path).split(os.sep):
+        if component == "..":
             inside = _root_above(absolute) is not None
             absolute = os.path.dirname(absolute if inside else os.path.realpath(absolute))
-        elif part not in ("", os.curdir):
-            absolute = os.path.join(absolute, part)
+        elif component not in ("", os.curdir):
+            absolute = os.path.join(absolute, component)
     return absolute
 
 
