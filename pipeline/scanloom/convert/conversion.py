@@ -330,6 +330,6 @@ def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> Mod
 
 def all_weights(card: ModelCard) -> tuple[Weights, ...]:
     """Return the weights of all networks of a model, those that run on request only included."""
-    found = dict[Weights, Weights]()
-    _with_weights(card, lambda weights: found.setdefault(weights, weights))
-    return tuple(found)
+    unique = dict[Weights, Weights]()
+    _with_weights(card, lambda weights: unique.setdefault(weights, weights))
+    return tuple(unique)
