@@ -98,8 +98,8 @@ def export(out: Path, folder: Path, *, pictures: bool = False, key: Path | None 
             copy = _Copy(out, draft, COPIED | {"pixels"} if pictures else COPIED)
             copy.all()
             if audit := audit_trail(out, key):
-                what = {"to": str(folder.absolute()), "cases": copy.cases, "pictures": pictures}
-                audit.append("exported", what)
+                details = {"to": str(folder.absolute()), "cases": copy.cases, "pictures": pictures}
+                audit.append("exported", details)
             if folder.is_dir():
                 folder.rmdir()
             draft.rename(folder)

@@ -269,9 +269,9 @@ def _merged(manifests: Sequence[Path]) -> Iterator[dict[str, Any]]:
     find = known.finder()
     for batch in _read_manifest(newest):
         for row in batch.to_pylist():
-            if row["outcome"] == "open" and (found := find(f"{row['file']} {row['copy']}")):
-                outcome, _, reason = found[0].code.partition(" ")
-                row |= {"outcome": outcome, "reason": reason, "detail": found[0].detail}
+            if row["outcome"] == "open" and (earlier := find(f"{row['file']} {row['copy']}")):
+                outcome, _, reason = earlier[0].code.partition(" ")
+                row |= {"outcome": outcome, "reason": reason, "detail": earlier[0].detail}
             yield row
 
 
@@ -470,8 +470,8 @@ def _series_outcomes(
     def outcome_of(series: str) -> tuple[str, str, str]:
         if of_cases := find_ending(series):
             _, code, detail = _of_cases(of_cases)
-        elif left := find_left_out(series):
-            _, code, detail = left[-1]
+        elif outcomes := find_left_out(series):
+            _, code, detail = outcomes[-1]
         else:
             return "open", "", ""
         return (Reason[code].outcome, code, detail) if code else ("used", "", "")
