@@ -40,7 +40,7 @@ _Folder = tuple[str, Reason | None]
 
 
 class Unit(NamedTuple):
-    """What is sampled as a whole.
+    """A unit of the sample, taken as a whole.
 
     Parameters
     ----------
@@ -230,24 +230,24 @@ class FolderSample(FileWalk):
             files.append(_duplicate(entry) if is_inside else entry)
         self._walker.links.clear()
         named = frozenset(self._roots)  # a path that was given is a unit of the first level
-        parts = [
+        units = [
             Unit("folder", unit.path, -1, path, reason)
             for path, reason in folders
             if path not in named
         ]
-        parts += [
+        units += [
             Unit("file", unit.path, entry.size, entry.path, is_leaf=True)
             for entry in files
             if self._with_archives and entry.reason is Reason.NESTED_ARCHIVE
         ]
-        if not parts:
+        if not units:
             return [unit._replace(size=len(files), is_leaf=True)] if files else []
-        taken = {part.path for part in parts}
+        taken = {below.path for below in units}
         rest = [entry for entry in files if entry.path not in taken and entry.path not in named]
         if rest:
             self._loose[unit.path] = rest
-            parts.append(Unit("loose", unit.path, len(rest), unit.path))
-        return parts
+            units.append(Unit("loose", unit.path, len(rest), unit.path))
+        return units
 
     def _new_links(self, known: set[str]) -> Iterator[_Folder]:
         """Yield the linked folders that were just listed, if they lead out of the archive."""
