@@ -377,7 +377,7 @@ def display_colors(
     """Return a colour for each structure of a model, by its number.
 
     A structure gets the colour of its code and side, or the model's own if the table lacks the code
-    and it is not greyish. If that is taken by another structure or model, or there is none, it gets
+    and it is not greyish. If that is taken by another structure or model, or missing, it gets
     the free colour of the table that is least like those of the model's other structures. The left
     and the right one of a pair share such a colour: the right one is darker.
     """

@@ -174,7 +174,7 @@ def _is_free(lock: Path) -> bool:
 
 
 def _kept(entry: Path) -> ModelCard | None:
-    """Return the card of an earlier conversion, None if there is none or its source changed.
+    """Return the card of an earlier conversion; None if it is missing or its source changed.
 
     Its own weights may have changed too: cleaners of caches remove files that were not read for
     long, and after a power failure files may be empty.

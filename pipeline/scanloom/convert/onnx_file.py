@@ -57,7 +57,7 @@ class Port:
 
 @dataclass
 class OnnxFile:
-    """What an ONNX file says of its graph.
+    """The graph of an ONNX file, as far as it is read.
 
     Parameters
     ----------
@@ -73,13 +73,13 @@ class OnnxFile:
 
 
 def read_graph(content: bytes) -> OnnxFile:
-    """Return what an ONNX file says of its graph.
+    """Return the graph of an ONNX file.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if it is no ONNX file; MODEL_UNSAFE if it has operators or functions of its
-        own; MODEL_UNSUPPORTED if it has graphs for training, or is nested too deeply.
+        MODEL_DAMAGED if it is not an ONNX file; MODEL_UNSAFE if it has operators or functions of
+        its own; MODEL_UNSUPPORTED if it has graphs for training, or is nested too deeply.
     """
     graph, values, has_graph = OnnxFile(), set[str](), False
     for number, value, _ in _fields(memoryview(content)):
@@ -209,7 +209,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryvie
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if it is no message.
+        MODEL_DAMAGED if it is not a message.
     """
     at = 0
     while at < len(data):
@@ -258,11 +258,11 @@ def _field(number: int, value: memoryview) -> bytes:
 
 
 def _message(data: memoryview, number: int) -> memoryview:
-    """Return the last message of a field; an empty one if there is none."""
+    """Return the last message of a field, or an empty one."""
     messages = [v for n, v, _ in _fields(data) if n == number and not isinstance(v, int)]
     return messages[-1] if messages else memoryview(b"")
 
 
 def _text(data: memoryview, number: int) -> str:
-    """Return the text of a field; empty if there is none."""
+    """Return the text of a field, or an empty one."""
     return bytes(_message(data, number)).decode("utf-8", "replace")

@@ -183,7 +183,7 @@ NO_INTENSITIES: Final = "none"
 
 @dataclass(frozen=True)
 class Answers:
-    """What a user says of a network.
+    """The user's answers about a network.
 
     Parameters
     ----------

@@ -120,7 +120,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SeriesChoice:
-    """Which of the series at a path was taken, for the terminal.
+    """The choice of one of the series at a path, for the terminal.
 
     Parameters
     ----------

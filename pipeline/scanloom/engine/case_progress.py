@@ -82,7 +82,7 @@ class CaseProgress:
 
 
 def read_progress(folder: Path, case_id: str) -> Mapping[str, Any] | None:
-    """Return step and windows of a case; None if there is no valid file."""
+    """Return step and windows of a case; None without a valid file."""
     try:
         read = json.loads(read_regular_file(_file_of(folder, case_id), _MAX_BYTES))
         remaining = read.get("left_s")

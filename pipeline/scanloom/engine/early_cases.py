@@ -111,7 +111,7 @@ class GrowingIndex:
         return self._index.done() and self.result() is not None
 
     def next_part(self, wait_s: float = 0.0) -> PartName | None:
-        """Return the next part that was stored; None if there is none yet, or none follows."""
+        """Return the next part that was stored; None if it is not stored yet, or none follows."""
         try:
             return self._parts.get(timeout=wait_s) if wait_s else self._parts.get_nowait()
         except queue.Empty:
@@ -192,7 +192,7 @@ class EarlyCases(Iterator[Case | None]):
         file.append(replace(case, staged=self._outcomes.name(case)))
 
     def _find(self, wait_s: float = 0.0) -> Case | None:
-        """Return the next case; None if there is none yet."""
+        """Return the next case; None if it is not there yet."""
         while (case := next(self._of_part, None)) is None:
             part = self._growing.next_part(wait_s)
             if part is None:

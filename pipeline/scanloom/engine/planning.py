@@ -593,7 +593,7 @@ def _try_cases(
     out: Path,
     key: bytes,
 ) -> str:
-    """Segment a few cases alone, and add them to the costs; return why there are none, or "".
+    """Segment a few cases alone, and add them to the costs; return why none were added, or "".
 
     Results go to a folder in the output folder's `private/`, which is removed. Models or a machine
     that can process no case raise ScanError.

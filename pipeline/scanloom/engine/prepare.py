@@ -168,7 +168,7 @@ class Request:
 
     @cached_property
     def _options(self) -> tuple[Outputs, ReadOptions, Relations, ComputeOptions]:
-        """What all cases share: the workflow makes it anew each time."""
+        """The options of all cases: the workflow makes them anew each time."""
         workflow = self.workflow
         options = workflow.read_options, workflow.relations, workflow.compute_options
         return (workflow.output_options, *options)

@@ -267,7 +267,7 @@ def _turn(plan: NetworkPlan, requested: NetworkGrid) -> NetworkPlan:
 def _orient_back(
     grid: Grid, follows: tuple[int, int, int], flipped: tuple[bool, bool, bool]
 ) -> Grid:
-    """Return the grid that `_orient` turned into `grid`, with MONAI's rounding of the way back."""
+    """Return the grid that `_orient` turned into `grid`, with the rounding of MONAI's inverse."""
     source = [follows.index(axis) for axis in range(3)]
     back = [flipped[x] for x in source]
     return _orient(grid, (source[0], source[1], source[2]), (back[0], back[1], back[2]))

@@ -488,7 +488,7 @@ def window_values(card: ModelCard, grid: Grid) -> int:
     """Return the number of voxels that networks process for a scan.
 
     Windows of air are included; a window counts once for each network and each flip. `grid` is that
-    of the scan or of a crop of it: the crop of a previous stage is not known beforehand, and not
+    of the scan or of a crop of it: the crop of a previous stage is not known in advance, and not
     taken into account.
     """
     values = 0

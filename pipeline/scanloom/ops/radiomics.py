@@ -75,7 +75,7 @@ class Features:
     voxels : int
         Number of its voxels in the label map.
     reason : str
-        Why there are none; else empty.
+        Reason for which they are missing; else empty.
     values : mapping
         By mirp's names; None where a feature is not defined, such as the skewness of one value.
     """
@@ -380,7 +380,7 @@ def _invalid(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
 
 
 def _range(volume: Volume) -> tuple[float, float]:
-    """Return the smallest and the largest value that is no padding; zeros without any."""
+    """Return the smallest and the largest value that is not padding; zeros without any."""
     low, high = math.inf, -math.inf
     for slab in iter_slabs(volume.array.shape):
         values = volume.array[:, :, slab]

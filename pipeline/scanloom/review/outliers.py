@@ -139,7 +139,7 @@ class Cohort:
         Raises
         ------
         LookupError, TypeError, ValueError
-            If the text is none of its.
+            If the text is not from `as_json`.
         """
         cohort = cls(())
         *sets, centres, distributions = json.loads(text)

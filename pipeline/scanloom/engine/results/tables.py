@@ -166,7 +166,7 @@ def _manifest_digest(index: Index, left_out: Outcomes, endings: Outcomes) -> str
 
 
 def _counts_of(stem: Path, digest: str) -> dict[str, int] | None:
-    """Return the counts of files of a whole manifest with a digest, None if there is none."""
+    """Return the counts of files of a whole manifest with a digest, or None."""
     table, text = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
     with suppress(*read_errors()):
         with open_parquet(table) as file:
@@ -278,7 +278,7 @@ def _merged(manifests: Sequence[Path]) -> Iterator[dict[str, Any]]:
 def write_case_tables(out: Path, damaged: set[str]) -> bool:
     """Write `measurements` and `radiomics` from the published cases, as in `write_tables`.
 
-    Without a case that has features, there is no table of them. Rows of cases that did not change
+    Without a case that has features, no table of them is written. Rows of cases that did not change
     are copied; tables that would be equal are left as they are.
 
     Returns

@@ -197,7 +197,7 @@ def _is_norm(module: nn.Module) -> TypeGuard[nn.InstanceNorm2d | nn.InstanceNorm
 
 
 def _slope(activation: object) -> float | None:
-    """Return the slope of an activation for negative values; None if it is none of these."""
+    """Return the slope of an activation for negative values; None for any other layer."""
     if type(activation) is nn.LeakyReLU:
         return activation.negative_slope
     return 0.0 if type(activation) is nn.ReLU else None

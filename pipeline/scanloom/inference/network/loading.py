@@ -233,8 +233,8 @@ def read_weights(weights: Weights) -> State:
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if the file can't be read or is no safetensors; MODEL_HASH if its hash differs
-        from the card's; OUT_OF_MEMORY.
+        MODEL_DAMAGED if the file can't be read or is not safetensors; MODEL_HASH if its hash
+        differs from the card's; OUT_OF_MEMORY.
     """
     from safetensors.torch import load
 

@@ -1,7 +1,7 @@
 """Files that look like label maps of a scan beside them.
 
-A label map has the size of its scan, and nothing in most formats says that it is none. It is read
-as a scan if it is chosen: lists of series only say what it looks like.
+A label map has the size of its scan, and most formats have no mark that tells them apart. It is
+read as a scan if it is chosen: lists of series only say what it looks like.
 """
 
 from __future__ import annotations

@@ -430,7 +430,7 @@ def write_part(part: Part, store: Store, name: str) -> None:
 
 
 class Catalogue(NamedTuple):
-    """What the catalogue says beside the series.
+    """Content of the catalogue besides the series.
 
     Parameters
     ----------

@@ -103,7 +103,7 @@ class AuditTrail:
 
 
 def audit_trail(out: Path, key: Path | None) -> AuditTrail | None:
-    """Return the trail of an output folder; None where there is none, or its key is missing.
+    """Return the trail of an output folder; None where it or its key is missing.
 
     Parameters
     ----------

@@ -114,7 +114,7 @@ def take_lock(path: Path, content: str, *, synced: bool = True) -> bool:
 
 
 def read_lock(path: Path) -> str | None:
-    """Return the content of a lock; None if there is none, empty if it says nothing."""
+    """Return the content of a lock; None if it is missing, empty if it says nothing."""
     try:
         return read_regular_file(path / HOLDER, _MAX_BYTES).decode("utf-8", "replace")
     except OSError:

@@ -95,7 +95,7 @@ def read_ids(path: Path, column: str | None = None) -> pa.Array:
 def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Return the column names and the rows, as text, of a CSV (UTF-8, commas) or Parquet table.
 
-    The apostrophe before a cell of a CSV that a spreadsheet would execute is no part of its text.
+    The apostrophe before a cell of a CSV that a spreadsheet would execute is not part of its text.
 
     Raises
     ------
@@ -309,7 +309,7 @@ def _unescaped(cells: pa.Array) -> pa.Array:
 
 
 def _numbers(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return texts as numbers, null if empty; unchanged if one of them is none."""
+    """Return texts as numbers, null if empty; unchanged if one of them is not a number."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -362,7 +362,7 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
 
 
 def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches; what is raised where they are used is no damage of the table."""
+    """Yield batches; what is raised where they are used is not damage of the table."""
     import pyarrow as pa
 
     while True:

@@ -461,7 +461,7 @@ def _schema() -> pa.Schema:
 
 @contextmanager
 def _open_table(path: Path) -> Iterator[parquet.ParquetFile | None]:
-    """Open the table; None if there is none."""
+    """Open the table; None if it is missing."""
     try:
         file = open_regular_file(path)
     except (FileNotFoundError, NotADirectoryError):

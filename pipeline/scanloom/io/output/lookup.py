@@ -60,7 +60,7 @@ class Lookup:
         return matches
 
     def first_row(self, value: str) -> int | None:
-        """Return the first row that has a value; None if there is none."""
+        """Return the first row that has a value, or None."""
         return next(iter(self.rows(value)), None)
 
     def first_rows(self, values: Sequence[str]) -> NDArray[np.int64]:

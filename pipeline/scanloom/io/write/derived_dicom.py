@@ -1,4 +1,4 @@
-"""What DICOM objects made of a series share: its patient and study, references, codes and UIDs."""
+"""Data shared by DICOM objects made of a series: its patient and study, references, codes, UIDs."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def _failure(out: Path, id_: str) -> ReportCase | None:
 
 
 class _Manifest:
-    """What the manifest says: counts, and the series without a result.
+    """Content of the manifest: counts, and the series without a result.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ class OpenedCase:
     origin : "image", "source" or ""
         Where the scan is from.
     missing : str
-        Why there is no scan.
+        Reason for a missing scan.
     colors : dict
         Colour of each structure by model and number, which are those of the preview.
     seen : Seen
@@ -210,7 +210,7 @@ def _colors(layers: Sequence[Layer]) -> dict[tuple[str, int], Color]:
 def _scan(
     out: Path, folder: Path, document: dict[str, Any], grid: Grid, key: Path | None
 ) -> tuple[Volume | None, str, str]:
-    """Return the scan of a case, where it is from, and why there is none."""
+    """Return the scan of a case, where it is from, and why it is missing."""
     stored = folder / SCAN_COPY
     try:
         if stored.is_file():

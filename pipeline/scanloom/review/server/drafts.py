@@ -577,7 +577,7 @@ class Drafts:
             return self._find(name, reviewer)
 
     def of(self, case: OpenedCase, reviewer: str) -> HeldDraft:
-        """Return the draft of a reviewer for a case; one without strokes if there is none.
+        """Return the draft of a reviewer for a case, or one without strokes.
 
         One of a result that was replaced since is painted on the new one. A draft's own lock is
         taken before that of all drafts, as when a draft that is in use is dropped.

@@ -86,7 +86,7 @@ class ListedCase(MeasuredCase):
 
 
 class ListRow(NamedTuple):
-    """What filters and searches look at of a case; the text is in lower case."""
+    """Data of a case for filters and searches; the text is in lower case."""
 
     name: str
     modality: str
@@ -105,7 +105,7 @@ class ListRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Query:
-    """Which rows a list shows.
+    """The selection of rows that a list shows.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class CaseRows:
             yield self._row(index, modalities, models)
 
     def of(self, name: str) -> ListRow | None:
-        """Return the row of a case; None if there is none, or it was removed."""
+        """Return the row of a case; None if it is missing or was removed."""
         index = self.names.first_row(name)
         if index is None or not self.present[index]:
             return None

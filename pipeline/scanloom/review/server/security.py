@@ -1,8 +1,8 @@
 """Access to the review server: checks of requests, sessions of reviewers, limits of connections.
 
 A link for each reviewer works once, and becomes a session: a secret that the page keeps and sends
-in a header with each request. It is no cookie: browsers send a cookie of 127.0.0.1 to every port of
-it, so to servers of other users too.
+in a header with each request. It is not a cookie: browsers send a cookie of 127.0.0.1 to every port
+of it, so to servers of other users too.
 
 All processes of the machine can connect to the loopback address, whoever they belong to.
 Connections are limited in number, and closed if they send too slowly. Where the limit is reached,

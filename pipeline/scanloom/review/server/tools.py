@@ -20,7 +20,7 @@ MAX_BETWEEN = 200
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """What a tool works on.
+    """The label map that a tool changes.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Canvas:
     spacing: tuple[float, float, float]
 
     def changed(self, box: Box, after: NDArray[Any]) -> Region | None:
-        """Return the change of a box of the labels to others; None if there is none."""
+        """Return the change of a box of the labels to others; None if they are equal."""
         return Region.of(self.layer, box, self.labels[box], after)
 
 
