@@ -370,13 +370,13 @@ def place_networks(loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
     networks = [loaded, *loaded.folds]
     turns = TakingTurns(device) if take_turns(networks, device) else None
 
-    def moved(network: nn.Module) -> nn.Module:
+    def on_device(network: nn.Module) -> nn.Module:
         # A look at one value costs less than to move all to where they are: the device waits
         return network if is_on(network, device) else network.to(device)
 
     return [
         Fold(
-            turns.wrap(each.network) if turns else moved(each.network),
+            turns.wrap(each.network) if turns else on_device(each.network),
             each.head and each.head.to(device),
         )
         for each in networks

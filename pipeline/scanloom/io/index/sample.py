@@ -283,12 +283,10 @@ class FolderSample(FileWalk):
         files = {file.path: file for pair in first for unit in pair for file in unit}
         if not files:
             return False
-        pairs_of_file = (
+        indexed = (
             (f.entry, f.series) for f in index_of_files([*files.values()], self._key).files()
         )
-        names = {
-            file: s.study if self._whole == "study" else s.id for file, s in pairs_of_file if s
-        }
+        names = {file: s.study if self._whole == "study" else s.id for file, s in indexed if s}
         return any(
             {names.get(file) for file in left} & {names.get(file) for file in right} - {None, ""}
             for left, right in first
