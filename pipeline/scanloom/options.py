@@ -526,7 +526,7 @@ def check_values(options: Any) -> None:
 
 
 def _is_of(value: object, kind: Any) -> bool:
-    """Return whether a value is of a type; True is no number, and an integer is one."""
+    """Return whether a value is of a type; True is not a number, and an integer is one."""
     if get_origin(kind) is tuple:
         return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
     if isinstance(value, bool):

@@ -483,10 +483,10 @@ class Fit:
         if size is not None and self.crops and size < length:
             start = length // 2 - size // 2
             return start, start + size
-        wanted = max(length, size or 0)
-        wanted = -(-wanted // self.multiple[axis]) * self.multiple[axis]
-        below = 0 if self.at_end else (wanted - length) // 2
-        return -below, wanted - below
+        padded = max(length, size or 0)
+        padded = -(-padded // self.multiple[axis]) * self.multiple[axis]
+        below = 0 if self.at_end else (padded - length) // 2
+        return -below, padded - below
 
 
 @dataclass(frozen=True)

@@ -377,7 +377,7 @@ def display_colors(
     """Return a colour for each structure of a model, by its number.
 
     A structure gets the colour of its code and side, or the model's own if the table lacks the code
-    and it is not greyish. If that is taken by another structure or model, or there is none, it gets
+    and it is not greyish. If that is taken by another structure or model, or missing, it gets
     the free colour of the table that is least like those of the model's other structures. The left
     and the right one of a pair share such a colour: the right one is darker.
     """
@@ -415,8 +415,8 @@ def _pairs(structures: Iterable[Structure]) -> list[tuple[Structure, ...]]:
     pairs: dict[Hashable, list[Structure]] = {}
     for structure in sorted(structures, key=lambda s: s.number):
         side = structure.laterality
-        words = re.findall(r"[a-z0-9]+", structure.label.lower())
-        plain = tuple(word for word in words if _SAME.get(word, word) not in ("left", "right"))
+        tokens = re.findall(r"[a-z0-9]+", structure.label.lower())
+        plain = tuple(token for token in tokens if _SAME.get(token, token) not in ("left", "right"))
         is_lateral = side is not None and side.value in SIDES
         key = (structure.type.value, plain) if is_lateral else structure.number
         pairs.setdefault(key, []).append(structure)
@@ -427,10 +427,10 @@ def _pairs(structures: Iterable[Structure]) -> list[tuple[Structure, ...]]:
 
 def _own_color(structure: Structure, pair: Sequence[Structure]) -> Color | None:
     """Return the model's colour, of a pair that of the left one; None if it is greyish."""
-    left = min(pair, key=lambda s: s.laterality != LEFT)
-    if max(left.color) - min(left.color) < MIN_RGB_RANGE:
+    of_left = min(pair, key=lambda s: s.laterality != LEFT)
+    if max(of_left.color) - min(of_left.color) < MIN_RGB_RANGE:
         return None
-    return left.color if structure is left else _of_side(left.color, structure)
+    return of_left.color if structure is of_left else _of_side(of_left.color, structure)
 
 
 def color_by_code(

@@ -139,9 +139,9 @@ def _cycle(nodes: Sequence[Node]) -> WorkflowError:
     try:
         TopologicalSorter({name: sorted(node.needs) for name, node in named.items()}).prepare()
     except CycleError as exc:
-        [first, *others] = sorted(set(exc.args[1]))
+        [first, *rest] = sorted(set(exc.args[1]))
         key = "crop_by" if named[first].crop is not None else "restrict_to"
-        problem = f"and {' and '.join(others)} need each other" if others else "needs itself"
+        problem = f"and {' and '.join(rest)} need each other" if rest else "needs itself"
         return WorkflowError((key, first), f"{first} {problem}")
     raise ValueError("each of the nodes needs only those before it")
 
@@ -283,8 +283,8 @@ def check_side(
     WorkflowError
         With the keys.
     """
-    other = RIGHT if side == "left" else LEFT
-    if all(each.laterality and each.laterality.value == other.value for each in structures):
+    opposite = RIGHT if side == "left" else LEFT
+    if all(each.laterality and each.laterality.value == opposite.value for each in structures):
         names = ", ".join(each.label for each in structures)
         raise WorkflowError(keys, f"not of the {side} side: {names}")
 

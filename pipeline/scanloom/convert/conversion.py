@@ -167,7 +167,7 @@ def _is_free(lock: Path) -> bool:
 
 
 def _kept(entry: Path) -> ModelCard | None:
-    """Return the card of an earlier conversion, None if there is none or its source changed.
+    """Return the card of an earlier conversion; None if it is missing or its source changed.
 
     Its own weights may have changed too: cleaners of caches remove files that were not read for
     long, and after a power failure files may be empty.
@@ -323,6 +323,6 @@ def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> Mod
 
 def all_weights(card: ModelCard) -> tuple[Weights, ...]:
     """Return the weights of all networks of a model, those that run on request only included."""
-    found = dict[Weights, Weights]()
-    _with_weights(card, lambda weights: found.setdefault(weights, weights))
-    return tuple(found)
+    unique = dict[Weights, Weights]()
+    _with_weights(card, lambda weights: unique.setdefault(weights, weights))
+    return tuple(unique)

@@ -153,8 +153,8 @@ def folder_weights(folder: Path, name: str, key: str | None) -> ForeignWeights:
     file = find_file(folder, name)
     if file is None:
         raise damaged(f"{name} is missing")
-    found = find_weights(file, key, "the file of weights", _MAX_WEIGHTS)
-    return ForeignWeights(file, found.sha256, key=key)
+    weights = find_weights(file, key, "the file of weights", _MAX_WEIGHTS)
+    return ForeignWeights(file, weights.sha256, key=key)
 
 
 def _arrays(network: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -25,7 +25,7 @@ _FLOAT32: Final = 1
 _EXTERNAL: Final = 1
 _UINT32: Final = (1 << 32) - 1
 
-_PARTS: Final[Mapping[str, Mapping[int, str]]] = {
+_SUBMESSAGES: Final[Mapping[str, Mapping[int, str]]] = {
     "model": {7: "graph"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "node": {5: "attribute"},
@@ -57,7 +57,7 @@ class Port:
 
 @dataclass
 class OnnxFile:
-    """What an ONNX file says of its graph.
+    """The graph of an ONNX file, as far as it is read.
 
     Parameters
     ----------
@@ -73,15 +73,15 @@ class OnnxFile:
 
 
 def read_graph(content: bytes) -> OnnxFile:
-    """Return what an ONNX file says of its graph.
+    """Return the graph of an ONNX file.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if it is no ONNX file; MODEL_UNSAFE if it has operators or functions of its
-        own; MODEL_UNSUPPORTED if it has graphs for training, or is nested too deeply.
+        MODEL_DAMAGED if it is not an ONNX file; MODEL_UNSAFE if it has operators or functions of
+        its own; MODEL_UNSUPPORTED if it has graphs for training, or is nested too deeply.
     """
-    graph, values, found = OnnxFile(), set[str](), False
+    graph, values, has_graph = OnnxFile(), set[str](), False
     for number, value, _ in _fields(memoryview(content)):
         if isinstance(value, int):
             continue
@@ -90,14 +90,14 @@ def read_graph(content: bytes) -> OnnxFile:
         if number == 20:
             raise unsupported("the ONNX file is for training")
         if number == 7:
-            found = True
-            _check_part("graph", value, graph, 0)
+            has_graph = True
+            _check_message("graph", value, graph, 0)
             for inner, entry, _ in _fields(value):
                 if inner == 5 and not isinstance(entry, int):
                     values.add(_text(entry, 8))
                 elif inner in (11, 12) and not isinstance(entry, int):
                     (graph.inputs if inner == 11 else graph.outputs).append(_port(entry))
-    if not found:
+    if not has_graph:
         raise damaged("model.onnx is not an ONNX file")
     graph.inputs = [port for port in graph.inputs if port.name not in values]
     return graph
@@ -115,7 +115,7 @@ def with_external(content: bytes, folder: Path) -> bytes:
     return bytes(_rewritten("model", memoryview(content), folder, [MAX_BYTES - len(content)]))
 
 
-def _check_part(kind: str, data: memoryview, graph: OnnxFile, depth: int) -> None:
+def _check_message(kind: str, data: memoryview, graph: OnnxFile, depth: int) -> None:
     """Check the operators of a message and of those in it; note external tensors."""
     if depth > _MAX_DEPTH:
         raise unsupported("the ONNX file is nested too deeply")
@@ -125,9 +125,9 @@ def _check_part(kind: str, data: memoryview, graph: OnnxFile, depth: int) -> Non
     for number, value, _ in _fields(data):
         if kind == "tensor" and number == 14 and _is_external(value):
             graph.external = True
-        part = _PARTS[kind].get(number)
-        if part is not None and not isinstance(value, int):
-            _check_part(part, value, graph, depth + 1)
+        nested = _SUBMESSAGES[kind].get(number)
+        if nested is not None and not isinstance(value, int):
+            _check_message(nested, value, graph, depth + 1)
 
 
 def _is_external(value: int | memoryview) -> bool:
@@ -153,21 +153,21 @@ def _port(data: memoryview) -> Port:
     return Port(_text(data, 1), shape, float32)
 
 
-def _rewritten(kind: str, data: memoryview, folder: Path, left: list[int]) -> memoryview:
-    """Return a message with external tensors in it; `left` are the bytes that they may take."""
+def _rewritten(kind: str, data: memoryview, folder: Path, budget: list[int]) -> memoryview:
+    """Return a message with external tensors in it; `budget` has the bytes that they may take."""
     if kind == "tensor":
-        return _with_raw_data(data, folder, left)
+        return _with_raw_data(data, folder, budget)
     pieces = bytearray()
     for number, value, raw in _fields(data):
-        part = _PARTS[kind].get(number)
-        if part is None or isinstance(value, int):
+        nested = _SUBMESSAGES[kind].get(number)
+        if nested is None or isinstance(value, int):
             pieces += raw
         else:
-            pieces += _field(number, _rewritten(part, value, folder, left))
+            pieces += _field(number, _rewritten(nested, value, folder, budget))
     return memoryview(pieces)
 
 
-def _with_raw_data(data: memoryview, folder: Path, left: list[int]) -> memoryview:
+def _with_raw_data(data: memoryview, folder: Path, budget: list[int]) -> memoryview:
     """Return a tensor with its numbers in it."""
     where, own, external = dict[str, str](), bytearray(), False
     for number, value, raw in _fields(data):
@@ -196,8 +196,8 @@ def _with_raw_data(data: memoryview, folder: Path, left: list[int]) -> memoryvie
     length = size - offset if length < 0 else length
     if not 0 <= offset <= offset + length <= size:
         raise damaged(f"{truncate(name)} is shorter than model.onnx says")
-    left[0] -= length
-    if left[0] < 0:
+    budget[0] -= length
+    if budget[0] < 0:
         raise unsupported(f"the network is larger than {format_bytes(MAX_BYTES)}")
     with file.open("rb") as stream:
         stream.seek(offset)
@@ -211,7 +211,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryvie
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if it is no message.
+        MODEL_DAMAGED if it is not a message.
     """
     at = 0
     while at < len(data):
@@ -260,11 +260,11 @@ def _field(number: int, value: memoryview) -> bytes:
 
 
 def _message(data: memoryview, number: int) -> memoryview:
-    """Return the last message of a field; an empty one if there is none."""
-    found = [v for n, v, _ in _fields(data) if n == number and not isinstance(v, int)]
-    return found[-1] if found else memoryview(b"")
+    """Return the last message of a field, or an empty one."""
+    messages = [v for n, v, _ in _fields(data) if n == number and not isinstance(v, int)]
+    return messages[-1] if messages else memoryview(b"")
 
 
 def _text(data: memoryview, number: int) -> str:
-    """Return the text of a field; empty if there is none."""
+    """Return the text of a field, or an empty one."""
     return bytes(_message(data, number)).decode("utf-8", "replace")

@@ -92,7 +92,7 @@ def _structures(entries: Any) -> tuple[Structure, ...]:
         entries = dict(enumerate(entries, 1))
     if not isinstance(entries, Mapping) or not entries:
         raise damaged(f"{CARD_YAML}: structures are not names by number")
-    found, stated = [], []
+    structures, stated = [], []
     for key, value in entries.items():
         number = int(key) if str(key).isdecimal() else 0
         if not 1 <= number <= 65535:
@@ -109,10 +109,10 @@ def _structures(entries: Any) -> tuple[Structure, ...]:
         if known.name is None:
             raise damaged(f"{CARD_YAML}: structures.{number}.name is missing")
         structure = make_structure(known.name, number, {slug(known.name): known})
-        found.append(structure if own is None else replace(structure, label=own))
+        structures.append(structure if own is None else replace(structure, label=own))
         if known.color is not None:
-            stated.append(found[-1].label)
-    return color_by_code(found, stated)
+            stated.append(structures[-1].label)
+    return color_by_code(structures, stated)
 
 
 def _check_cleaning(card: ModelCard) -> None:
@@ -183,7 +183,7 @@ NO_INTENSITIES: Final = "none"
 
 @dataclass(frozen=True)
 class Answers:
-    """What a user says of a network.
+    """The user's answers about a network.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ def source_folders(folder: Path) -> tuple[Path, ...]:
     """Return the folders whose files may be read for a model: its own, and those next to it.
 
     A stage of nnU-Net's cascade lies next to the other one, and the dataset of TotalSegmentator
-    that crops the scan next to the one that segments it. `WEIGHTS/TASK` is no folder of its own.
+    that crops the scan next to the one that segments it. `WEIGHTS/TASK` is not a folder.
     """
     from scanloom.convert.totalsegmentator import is_totalsegmentator
 

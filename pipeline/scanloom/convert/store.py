@@ -51,11 +51,11 @@ class ModelEntry:
     card : ModelCard or None
         None if it can't be read.
     error : ScanError or None
-        Why there is no card.
+        Reason for a missing card.
     section : "ships", "shared", "own" or None
         Part of the store; None for a folder outside of the store.
     format : str
-        Name of the reader, empty if there is none.
+        Name of the reader; empty without one.
     provenance : Provenance or None
         Record of `models add`; None for models that were put there by hand, or ship.
     """

@@ -256,7 +256,7 @@ def wrapping_prefix(names: Iterable[str]) -> str:
 def _renamed(state: Mapping[str, Any], arrays: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return a chain of convolutions under the names of `MeshNet`, by the numbers in their own.
 
-    Weights that are none of its layers keep their names, and are refused when they are loaded.
+    Weights that belong to no layer keep their names, and are refused when they are loaded.
     """
     prefixes = sorted({name.rpartition(".")[0] for name in state}, key=_layer_order)
     kernels = [p for p in prefixes if getattr(state.get(f"{p}.weight"), "ndim", 0) == _KERNEL_DIMS]

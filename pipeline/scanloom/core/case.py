@@ -120,7 +120,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SeriesChoice:
-    """Which of the series at a path was taken, for the terminal.
+    """The choice of one of the series at a path, for the terminal.
 
     Parameters
     ----------
@@ -172,8 +172,8 @@ class CaseRecord:
         if self.reason is not None:
             return f"CaseRecord({self.id or 'no id'}, {self.reason.code}: {self.detail})"
         state = "from before" if self.reused else "published"
-        found = sum(1 for m in self.measurements if m.voxels)
-        structures = f"{found} of {len(self.measurements)} structures found"
+        n_present = sum(1 for m in self.measurements if m.voxels)
+        structures = f"{n_present} of {len(self.measurements)} structures found"
         flags = [flag.code for flag in self.flags]
         result = str(self.file or self.folder)
         return f"CaseRecord({', '.join((self.id, state, structures, *flags, result))})"

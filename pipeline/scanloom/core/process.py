@@ -225,9 +225,9 @@ def lacks_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     # ONNX Runtime's errors are derived from Exception, and no class of theirs is imported here
-    told = isinstance(error, RuntimeError | ImportError | OSError)
-    told |= type(error).__module__.startswith("onnxruntime")
-    return told and any(fragment in str(error) for fragment in _NO_MEMORY)
+    may_report = isinstance(error, RuntimeError | ImportError | OSError)
+    may_report |= type(error).__module__.startswith("onnxruntime")
+    return may_report and any(fragment in str(error) for fragment in _NO_MEMORY)
 
 
 def _missing_resource(error: BaseException) -> str:

@@ -147,16 +147,16 @@ class Model:
         TypeError
             If the scan is no `Volume`.
         """
-        given: tuple[object, ...] = (volume, *further_channels)  # what notebooks pass has any type
-        for each in given:
+        channels: tuple[object, ...] = (volume, *further_channels)  # notebooks pass any type
+        for each in channels:
             if not isinstance(each, Volume):
                 kind = type(each).__name__
                 raise TypeError(f"predict takes volumes, as load_volume returns them, not {kind}")
         flags = check_scan(volume, self.card, further_channels)
-        found = self.predictor.predict(
+        prediction = self.predictor.predict(
             volume, further_channels=further_channels, uncertainty=uncertainty
         )
-        return replaced(found, flags=tuple(dict.fromkeys((*flags, *found.flags))))
+        return replaced(prediction, flags=tuple(dict.fromkeys((*flags, *prediction.flags))))
 
 
 def segment(

@@ -49,14 +49,14 @@ class CaseProgress:
 
     def on_windows(self, count: WindowCount) -> None:
         """Record the windows that are done."""
-        left = self._pace.left(count)
+        remaining = self._pace.left(count)
         self._now |= {
             "model": count.model,
             "network": count.network,
             "networks": count.networks,
             "done": count.done,
             "total": count.total,
-            "left_s": None if left is None else round(left, 1),
+            "left_s": None if remaining is None else round(remaining, 1),
         }
         self._write(f"network {count.network}")
 
@@ -82,12 +82,12 @@ class CaseProgress:
 
 
 def read_progress(folder: Path, case_id: str) -> Mapping[str, Any] | None:
-    """Return step and windows of a case; None if there is no valid file."""
+    """Return step and windows of a case; None without a valid file."""
     try:
         read = json.loads(read_regular_file(_file_of(folder, case_id), _MAX_BYTES))
-        left = read.get("left_s")
+        remaining = read.get("left_s")
         known = {name: kind(read[name]) for name, kind in _FIELDS.items() if name in read}
-        return {**known, "left_s": None if left is None else float(left)}
+        return {**known, "left_s": None if remaining is None else float(remaining)}
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 

@@ -1,4 +1,4 @@
-"""What cases cost: measured in runs on this machine, expected of others by their size.
+"""Costs of cases: measured in runs on this machine, expected of others by their size.
 
 A case has a network's time, which follows from its windows, and the time of all other steps, which
 follows from the scan's voxels. Both are ranges, from cases that this machine has segmented with the

@@ -23,8 +23,8 @@ def default_model(
 
     A model that refuses scans by their extent is for a crop, and has to be named. Headers are read
     only if the store has several others. `modality` is that of scans that do not state theirs;
-    without it, the values of the first of them that can be read, and is no label map, tell CT from
-    others, where they can: each scan is checked again before its model runs. With `archives`,
+    without it, the values of the first of them that can be read, and is not a label map, tell CT
+    from others, where they can: each scan is checked again before its model runs. With `archives`,
     archives in a folder are looked into.
 
     Raises

@@ -111,7 +111,7 @@ class GrowingIndex:
         return self._index.done() and self.result() is not None
 
     def next_part(self, wait_s: float = 0.0) -> PartName | None:
-        """Return the next part that was stored; None if there is none yet, or none follows."""
+        """Return the next part that was stored; None if it is not stored yet, or none follows."""
         try:
             return self._parts.get(timeout=wait_s) if wait_s else self._parts.get_nowait()
         except queue.Empty:
@@ -161,8 +161,8 @@ class EarlyCases(Iterator[Case | None]):
     def wait(self, stop: threading.Event) -> bool:
         """Wait until cases can begin; return False if the index is complete before."""
         while not stop.is_set() and not self._growing.is_complete():
-            if (found := self._find(_POLL_INTERVAL_S)) is not None:
-                self._ready.append(found)
+            if (case := self._find(_POLL_INTERVAL_S)) is not None:
+                self._ready.append(case)
             if len(self._ready) >= ENOUGH_CASES:
                 return True
         return False
@@ -192,13 +192,13 @@ class EarlyCases(Iterator[Case | None]):
         file.append(replace(case, staged=self._outcomes.name(case)))
 
     def _find(self, wait_s: float = 0.0) -> Case | None:
-        """Return the next case; None if there is none yet."""
-        while (found := next(self._of_part, None)) is None:
+        """Return the next case; None if it is not there yet."""
+        while (case := next(self._of_part, None)) is None:
             part = self._growing.next_part(wait_s)
             if part is None:
                 return None
             self._of_part = self._cases_of(part)
-        return found
+        return case
 
     def _cases_of(self, part: PartName) -> Iterator[Case]:
         """Yield the cases of a part whose series are whole as far as it shows, and without one."""
@@ -254,7 +254,7 @@ class EarlyOutcomes:
     def __init__(self, key: bytes, out: Path, scope: Scope) -> None:
         self._key, self._out, self._scope = key, out, scope
         self._ended = {
-            name: _found(case) for case, name in staged_results(out) if scope.holds(case)
+            name: _reused(case) for case, name in staged_results(out) if scope.holds(case)
         }
         """By the name that the result has, or would have."""
 
@@ -305,7 +305,7 @@ class EarlyOutcomes:
                 remove_staged(self._out, name)
 
 
-def _found(case: str) -> CaseOutcome:
+def _reused(case: str) -> CaseOutcome:
     """Return the outcome of a case of a killed run: it has a result."""
     return CaseOutcome(CaseRecord(case, None, "", (), None, reused=True), ())
 

@@ -100,8 +100,8 @@ class Outcomes:
 
     def _by_id(self) -> tuple[NDArray[np.bytes_], NDArray[np.int32], list[tuple[str, str]]]:
         """Return ids in order, and what each row says, as a number in the list."""
-        parts = [*self._folded, _columns(self._last)]
-        ids, of_ids = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        blocks = [*self._folded, _columns(self._last)]
+        ids, of_ids = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
         order = np.argsort(ids, kind="stable")
         return ids[order], of_ids[order], list(self._kinds)
 
@@ -146,8 +146,8 @@ class NameSet:
         """Return which of some hashes were added."""
         self._sort()
         are_known = np.zeros(len(hashes), np.bool_)
-        for part in filter(len, self._sorted):
-            are_known |= part[np.searchsorted(part, hashes).clip(max=len(part) - 1)] == hashes
+        for block in filter(len, self._sorted):
+            are_known |= block[np.searchsorted(block, hashes).clip(max=len(block) - 1)] == hashes
         return are_known
 
     def _sort(self) -> None:

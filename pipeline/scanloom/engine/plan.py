@@ -1,4 +1,4 @@
-"""What a plan of a run says: expected cost of its cases, and of all of them, on this machine."""
+"""The plan of a run: expected cost of its cases, and of all of them, on this machine."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def plan_sample(
     plan, cases, costs, site = _plan(index, request, key, out, scope or Scope())
 
     units = _units_of(sample, index, cases, key)
-    left = [(code, detail, next(units[name])) for name, code, detail in plan.left]
+    left_out = [(code, detail, next(units[name])) for name, code, detail in plan.left]
     of_case = {case.case: next(units[case.case]) for case in plan.cases}
     before = [next(units[record.id]) for record in cases.records if record.reason is None]
     states = [("refused" if case.reason else "todo", of_case[case.case]) for case in plan.cases]
@@ -227,10 +227,10 @@ def plan_sample(
         opened=index.opened,
         files=dict.fromkeys(plan.files, none) | outcomes,
         cases=dict.fromkeys(("todo", "before", "refused"), none) | _counts(sample, states),
-        left_out=_counts(sample, ((code, unit) for code, _, unit in left)),
+        left_out=_counts(sample, ((code, unit) for code, _, unit in left_out)),
         not_selected=_counts(
             sample,
-            ((detail, unit) for code, detail, unit in left if code == Reason.NOT_SELECTED.code),
+            ((detail, unit) for code, detail, unit in left_out if code == Reason.NOT_SELECTED.code),
         ),
         refused=_counts(
             sample, ((case.reason, of_case[case.case]) for case in plan.cases if case.reason)
@@ -593,7 +593,7 @@ def _try_cases(
     out: Path,
     key: bytes,
 ) -> str:
-    """Segment a few cases alone, and add them to the costs; return why there are none, or "".
+    """Segment a few cases alone, and add them to the costs; return why none were added, or "".
 
     Results go to a folder in the output folder's `private/`, which is removed. Models or a machine
     that can process no case raise ScanError.

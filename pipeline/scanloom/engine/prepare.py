@@ -168,7 +168,7 @@ class Request:
 
     @cached_property
     def _options(self) -> tuple[Outputs, ReadOptions, Relations, ComputeOptions]:
-        """What all cases share: the workflow makes it anew each time."""
+        """The options of all cases: the workflow makes them anew each time."""
         workflow = self.workflow
         options = workflow.read_options, workflow.relations, workflow.compute_options
         return (workflow.output_options, *options)
@@ -186,8 +186,8 @@ def _with_usual_structures(workflow: Workflow, cards: tuple[ModelCard, ...]) -> 
     nodes = graph_of([card.name for card in cards], relations)
     on_request = {label for node in nodes for label in node.on_request(cards)}
     results = structures_of_results(cards, relations).values()
-    found = {each.label for structures in results for each in structures}
-    usual = found - (on_request - relations.named_labels)
+    labels = {each.label for structures in results for each in structures}
+    usual = labels - (on_request - relations.named_labels)
     outputs = workflow.outputs.model_copy(update={"structures": tuple(sorted(usual))})
     return workflow.model_copy(update={"outputs": outputs})
 

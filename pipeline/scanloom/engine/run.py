@@ -237,8 +237,8 @@ def _is_outdated(out: Path) -> bool:
     """Return whether a table or a failure may be newer than `OUT/bids`, as after a killed run."""
     sources = [out / FAILED, *(out / f"{name}.parquet" for name in (MANIFEST, MEASUREMENTS))]
     try:
-        made = (out / BIDS).stat().st_ctime_ns
-        return any(path.stat().st_ctime_ns > made for path in sources if path.exists())
+        built_ns = (out / BIDS).stat().st_ctime_ns
+        return any(path.stat().st_ctime_ns > built_ns for path in sources if path.exists())
     except OSError:
         return True
 

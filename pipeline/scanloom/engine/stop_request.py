@@ -67,12 +67,12 @@ def kill_children(until: float) -> bool:
             with suppress(psutil.Error):
                 is_cleaner = any("multiprocessing.resource_tracker" in a for a in child.cmdline())
                 (cleaner if is_cleaner else seen).add(child)
-        left = [child for child in seen if _is_alive(child)]
-        if not left:
+        alive = [child for child in seen if _is_alive(child)]
+        if not alive:
             break
         if time.monotonic() > until:
             return False
-        for child in left:
+        for child in alive:
             with suppress(psutil.Error):
                 child.kill()
         time.sleep(_POLL_INTERVAL_S)

@@ -158,18 +158,18 @@ def mean_of_planes(
     while present := [block for block in blocks if block is not None]:
         ends = [block.first + len(block.scores) for block in present]
         stop = min(ends)
-        parts = [slice(first - block.first, stop - block.first) for block in present]
+        overlaps = [slice(first - block.first, stop - block.first) for block in present]
         members, logits = [], []
-        for block, part in zip(present, parts, strict=True):
+        for block, overlap in zip(present, overlaps, strict=True):
             if block.scores.shape[1] < channels:
                 detail = f"a network has {block.scores.shape[1]} output channels, not {channels}"
                 raise ScanError(Reason.MODEL_NETWORK, detail)
-            members.append(block.scores[part, :channels])
-            logits += [each[part] for each in block.logits]
+            members.append(block.scores[overlap, :channels])
+            logits += [each[overlap] for each in block.logits]
         total = members[0].clone()
         for scores in members[1:]:
             total.add_(scores)
-        known = [b.known[p] for b, p in zip(present, parts, strict=True) if b.known is not None]
+        known = [b.known[p] for b, p in zip(present, overlaps, strict=True) if b.known is not None]
         together = torch.cat(known, dim=1).all(dim=1, keepdim=True) if known else None
         yield ScorePlanes(first, total.div_(len(present)), tuple(members), together, tuple(logits))
         for n, end in enumerate(ends):

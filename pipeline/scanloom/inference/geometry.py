@@ -267,7 +267,7 @@ def _turn(plan: NetworkPlan, requested: NetworkGrid) -> NetworkPlan:
 def _orient_back(
     grid: Grid, follows: tuple[int, int, int], flipped: tuple[bool, bool, bool]
 ) -> Grid:
-    """Return the grid that `_orient` turned into `grid`, with MONAI's rounding of the way back."""
+    """Return the grid that `_orient` turned into `grid`, with the rounding of MONAI's inverse."""
     source = [follows.index(axis) for axis in range(3)]
     back = [flipped[x] for x in source]
     return _orient(grid, (source[0], source[1], source[2]), (back[0], back[1], back[2]))
@@ -431,9 +431,9 @@ def scale_axes(
     """
     # nnU-Net and TotalSegmentator read the spacing of NIfTI's header
     own = np.array(oriented.spacing) if requested.alignment == "centre" else nifti_spacing(oriented)
-    wanted = wanted_spacing(requested, own)
+    target = target_spacing(requested, own)
     before = np.array(oriented.shape)
-    ratio = own / wanted * before
+    ratio = own / target * before
     after = np.array(requested.shape or [max(1, round(float(n))) for n in ratio])
     if requested.alignment == "edges":
         scale = after / before
@@ -443,7 +443,7 @@ def scale_axes(
         scale = np.where(both, (after - 1.0) / np.maximum(before - 1.0, 1.0), 1.0)
         shift = np.zeros(3)
     else:  # FreeSurfer's centre of an axis of n voxels is index n / 2, counted as in the scan
-        scale = own / wanted
+        scale = own / target
         centre = before / 2.0 - np.where(flipped, 1.0, 0.0)
         shift = after / 2.0 - scale * centre
     step = np.diag(np.append(1.0 / scale, 1.0))
@@ -451,7 +451,7 @@ def scale_axes(
     above = requested.separate_above
     nearest: tuple[int | None, int | None] = (None, None)
     if above is not None:
-        nearest = (coarse_axis(own, wanted, above), coarse_axis(wanted, own, above))
+        nearest = (coarse_axis(own, target, above), coarse_axis(target, own, above))
     if np.array_equal(before, after) and np.allclose(step, np.eye(4), atol=SAME_AFFINE):
         return ScaledGrid(oriented, np.ones(3), np.zeros(3), np.eye(4), nearest)
     x, y, z = (int(n) for n in after)
@@ -476,7 +476,7 @@ def _stated(length: float) -> float:
     return float(np.float32(length))
 
 
-def wanted_spacing(requested: NetworkGrid, own: Float64) -> Float64:
+def target_spacing(requested: NetworkGrid, own: Float64) -> Float64:
     """Return the requested spacing; `own` is kept along axes for which none is requested."""
     target = np.array([value or 0.0 for value in requested.spacing or (None, None, None)])
     return np.where(target > 0.0, target, own)
@@ -507,7 +507,7 @@ def first_aligned_grid(
         return oriented, np.eye(4)
     directions = _directions(oriented, sheared)
     own = np.array(oriented.spacing)
-    target = wanted_spacing(requested, own)
+    target = target_spacing(requested, own)
     is_same = (target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE)
     affine = np.eye(4)
     affine[:3, :3] = directions * np.where(is_same, own, target)
@@ -573,15 +573,15 @@ def part_grid(plan: NetworkPlan, card: ModelCard) -> Grid:
     TotalSegmentator hands it on as a NIfTI file: its spacing is the requested one, although the
     voxels at the ends coincide, and has the precision of the file's header.
     """
-    spacing = wanted_spacing(card.grid, nifti_spacing(plan.oriented)).astype(np.float32)
+    spacing = target_spacing(card.grid, nifti_spacing(plan.oriented)).astype(np.float32)
     return Grid(plan.network.shape, np.diag([*spacing.astype(np.float64), 1.0]))
 
 
 def steps_after(plan: NetworkPlan, card: ModelCard) -> tuple[IntensityStep, ...]:
     """Return the steps after resampling: none for a scan that has exactly the card's spacing."""
     own = nifti_spacing(plan.oriented)
-    wanted = np.array(card.grid.spacing or (), dtype=np.float64)
-    return () if np.array_equal(own, wanted) else card.after
+    target = np.array(card.grid.spacing or (), dtype=np.float64)
+    return () if np.array_equal(own, target) else card.after
 
 
 def grid_for_parts(grid: Grid, card: ModelCard) -> Grid:

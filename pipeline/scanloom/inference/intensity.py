@@ -125,11 +125,11 @@ def normalize(
 
 def percentiles(image: torch.Tensor, q: Sequence[float]) -> list[float]:
     """Return percentiles of an image, each a float32 value (MONAI percentile)."""
-    wanted = np.asarray(q, dtype=np.float64)
+    percents = np.asarray(q, dtype=np.float64)
     if image.numel() > _MAX_SORTED_BY_TORCH:
-        values = np.percentile(image.cpu().numpy(), wanted).astype(np.float32)
+        values = np.percentile(image.cpu().numpy(), percents).astype(np.float32)
         return [float(value) for value in values]
-    fractions = torch.tensor(wanted / 100.0, dtype=torch.float32, device=image.device)
+    fractions = torch.tensor(percents / 100.0, dtype=torch.float32, device=image.device)
     return [float(value) for value in torch.quantile(image.flatten(), fractions)]
 
 

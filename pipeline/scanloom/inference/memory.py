@@ -428,12 +428,12 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
 def _preparation(card: ModelCard, plan: NetworkPlan, sizes: _Sizes, budget: Budget) -> int:
     """Return the bytes of resampling and intensity steps; several channels are copied once."""
     channels = card.n_inputs
-    one = sizes.image // channels
-    before = sizes.image - one  # the channels that are resampled already
+    per_channel = sizes.image // channels
+    before = sizes.image - per_channel  # the channels that are resampled already
     crop = card.grid.crop
     cut = bool(card.grid.fits) or (crop is not None and crop.padded)  # into a further copy
     copies = max(_copies(card.after), 1 + cut)
-    steps = max(_resampling(card, plan, budget), one * copies) + before
+    steps = max(_resampling(card, plan, budget), per_channel * copies) + before
     return max(steps, 2 * sizes.image) if channels > 1 else steps
 
 
@@ -488,7 +488,7 @@ def window_values(card: ModelCard, grid: Grid) -> int:
     """Return the number of voxels that networks process for a scan.
 
     Windows of air are included; a window counts once for each network and each flip. `grid` is that
-    of the scan or of a crop of it: the crop of a previous stage is not known beforehand, and not
+    of the scan or of a crop of it: the crop of a previous stage is not known in advance, and not
     taken into account.
     """
     values = 0

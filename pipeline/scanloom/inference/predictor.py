@@ -288,16 +288,18 @@ class TorchPredictor(PlacedModel):
         self, task: Task, plan: NetworkPlan, dtype: torch.dtype
     ) -> tuple[list[MemoryPlan], list[str]]:
         """Return the memory plans as `memory_plans`; a shared scan is freed if memory is scarce."""
-        asked = uncertainty_bytes(self.card, plan, self.n_members) if task.uncertainty else 0
+        for_uncertainty = (
+            uncertainty_bytes(self.card, plan, self.n_members) if task.uncertainty else 0
+        )
         if task.shared is not None:
             copied = task.shared.is_shared(self.card, self.device_name)
-            reserved = asked + (network_image_bytes(self.card, plan) if copied else 0)
+            reserved = for_uncertainty + (network_image_bytes(self.card, plan) if copied else 0)
             with suppress(ScanError):
                 plans, changes = self.memory_plans(task.scan.volumes[0], plan, dtype, reserved)
                 if not changes:
                     return plans, changes
             task.shared.release()
-        return self.memory_plans(task.scan.volumes[0], plan, dtype, asked)
+        return self.memory_plans(task.scan.volumes[0], plan, dtype, for_uncertainty)
 
     def _predict_with_fallback(self, task: Task, dtype: torch.dtype) -> Prediction:
         """Return label maps, made with the first memory plan for which memory suffices."""
@@ -377,8 +379,8 @@ class TorchPredictor(PlacedModel):
                     uncertain.add(block)
         with clock.step("restore"):
             maps = restorer.finish(lambda decided: self._clean(decided, "before", plan.network))
-            found = None if uncertain is None else uncertain.finish()
-        return Prediction(maps, memory_plan, uncertainty=found)
+            uncertainty = None if uncertain is None else uncertain.finish()
+        return Prediction(maps, memory_plan, uncertainty=uncertainty)
 
     def restorer(self, plan: NetworkPlan, device: torch.device) -> Restorer:
         """Return what decides the labels on the scan's grid, from scores on a device."""

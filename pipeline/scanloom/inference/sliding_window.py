@@ -370,13 +370,13 @@ def place_networks(loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
     networks = [loaded, *loaded.folds]
     turns = TakingTurns(device) if take_turns(networks, device) else None
 
-    def place(network: nn.Module) -> nn.Module:
+    def on_device(network: nn.Module) -> nn.Module:
         # A look at one value costs less than to move all to where they are: the device waits
         return network if is_on(network, device) else network.to(device)
 
     return [
         Fold(
-            turns.wrap(each.network) if turns else place(each.network),
+            turns.wrap(each.network) if turns else on_device(each.network),
             each.head and each.head.to(device),
         )
         for each in networks
@@ -497,12 +497,12 @@ class SlidingWindow:
         Several rows at once are looked at, before any of them is run: the host waits for a GPU.
         """
         rows = layout.rows()
-        while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-            corners = [corner for row in some for corner in row.corners]
+        while batch := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            corners = [corner for row in batch for corner in row.corners]
             kept = self._windows_to_run(corners, layout.size, seen, low)
             uniform = uniform_windows(padded, kept, layout.size) if self.share_uniform else {}
             run = set(kept)
-            for row in some:
+            for row in batch:
                 own = [corner for corner in row.corners if corner in run]
                 alike = {corner: uniform[corner] for corner in own if corner in uniform}
                 yield row, own, alike if len(own) > 1 else {}
@@ -518,9 +518,9 @@ class SlidingWindow:
         kept = corners
         if seen is not None:
             first = self.passed.windows == 0
-            parts = (seen[slices_with_margin(corner, size, low)] for corner in corners)
+            windows = (seen[slices_with_margin(corner, size, low)] for corner in corners)
             # All windows in one copy: each result would wait for the device
-            occupied = torch.stack([part.any() for part in parts]).cpu().tolist()
+            occupied = torch.stack([window.any() for window in windows]).cpu().tolist()
             kept = [
                 corner
                 for n, (corner, body) in enumerate(zip(corners, occupied, strict=True))

@@ -74,10 +74,10 @@ class StagedArray:
             self._slabs.append(threads.submit(self._lock, self._array[start : start + step]))
         threads.shutdown(wait=False)  # they end after the last copy
 
-    def _lock(self, part: NDArray[Any]) -> torch.Tensor:
+    def _lock(self, slab: NDArray[Any]) -> torch.Tensor:
         """Return a copy in page-locked memory."""
-        locked = self._native.new_empty(part.shape, pin_memory=True)
-        locked.numpy()[...] = part
+        locked = self._native.new_empty(slab.shape, pin_memory=True)
+        locked.numpy()[...] = slab
         return locked
 
     def slabs(self) -> Iterator[torch.Tensor]:

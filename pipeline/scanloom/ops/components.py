@@ -375,10 +375,10 @@ def _table(labels: Labels, rule: KeepLargest) -> Labels:
     return table
 
 
-def _lookup(labels: Labels, given: Sequence[int]) -> Labels:
+def _lookup(labels: Labels, allowed: Sequence[int]) -> Labels:
     """Return the lookup table of structures: a value itself, 0 if it is not one of theirs."""
     size = int(np.iinfo(labels.dtype).max) + 1
-    numbers = np.array(given or range(1, size))
+    numbers = np.array(allowed or range(1, size))
     numbers = numbers[numbers < size]
     table = np.zeros(size, labels.dtype)
     table[numbers] = numbers

@@ -75,7 +75,7 @@ class Features:
     voxels : int
         Number of its voxels in the label map.
     reason : str
-        Why there are none; else empty.
+        Reason for which they are missing; else empty.
     values : mapping
         By mirp's names; None where a feature is not defined, such as the skewness of one value.
     """
@@ -143,9 +143,9 @@ def _boxes(layer: Layer) -> Iterator[tuple[Structure, Box | None]]:
     from scipy.ndimage import find_objects
 
     # transposed: SciPy needs C order, else it copies
-    found = find_objects(layer.labels.T, max(s.number for s in layer.structures))
+    boxes = find_objects(layer.labels.T, max(s.number for s in layer.structures))
     for structure in layer.structures:
-        box = found[structure.number - 1]
+        box = boxes[structure.number - 1]
         yield structure, None if box is None else (box[2], box[1], box[0])
 
 
@@ -258,7 +258,7 @@ class _Computer:
             from mirp._workflows.standardWorkflow import StandardWorkflow
 
             # mirp's axes are z, y, x: K, J, I. Features are the same in any orientation
-            place = {
+            common = {
                 "image_spacing": _spacing(self._volume.grid)[::-1],
                 "image_origin": (0.0, 0.0, 0.0),
                 "image_orientation": np.eye(3),
@@ -266,8 +266,8 @@ class _Computer:
                 "image_modality": "ct" if self._hounsfield else "generic",
             }
             kind = CTImage if self._hounsfield else GenericImage
-            mirp_image = kind(image_data=np.ascontiguousarray(image.T), **place)
-            mirp_mask = BaseMask("structure", image_data=np.ascontiguousarray(mask.T), **place)
+            mirp_image = kind(image_data=np.ascontiguousarray(image.T), **common)
+            mirp_mask = BaseMask("structure", image_data=np.ascontiguousarray(mask.T), **common)
             mirp_image.associated_masks = [mirp_mask]
             settings = self._mirp_settings()
             workflow = StandardWorkflow(
@@ -297,13 +297,13 @@ class _Computer:
                 "base_discretisation_n_bins": settings.bins,
             }
         )
-        [found] = import_configuration_settings(
+        [mirp_settings] = import_configuration_settings(
             compute_features=True,
             base_feature_families=list(settings.families),
             new_spacing=settings.spacing,
             **bins,
         )
-        return found
+        return mirp_settings
 
 
 def _values(image: Any, mask: Any, settings: Any) -> dict[str, float | None]:
@@ -360,13 +360,13 @@ def estimate_features(grid: Grid, settings: Radiomics, *, hounsfield: bool) -> i
     return max(tissue, box * _VOXEL_BYTES)
 
 
-def _grid_shift(size: int, part: slice, old: float, new: float) -> float:
-    """Return the shift of a part's new grid onto that of the whole, in voxels of it, 0 to 1.
+def _grid_shift(size: int, crop: slice, old: float, new: float) -> float:
+    """Return the shift of a crop's new grid onto that of the whole, in voxels of it, 0 to 1.
 
     Each grid has its centre where its old grid has it (IBSI 1.4).
     """
     origins = []
-    for first, count in ((0, size), (part.start, part.stop - part.start)):
+    for first, count in ((0, size), (crop.start, crop.stop - crop.start)):
         samples = math.ceil(count * (old / new))  # as mirp rounds it
         origins.append((first + (count - 1) / 2) * old / new - (samples - 1) / 2)
     shift = (origins[0] - origins[1]) % 1.0
@@ -380,7 +380,7 @@ def _invalid(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
 
 
 def _range(volume: Volume) -> tuple[float, float]:
-    """Return the smallest and the largest value that is no padding; zeros without any."""
+    """Return the smallest and the largest value that is not padding; zeros without any."""
     low, high = math.inf, -math.inf
     for slab in iter_slabs(volume.array.shape):
         values = volume.array[:, :, slab]
@@ -405,12 +405,12 @@ def _mean_and_sd(volume: Volume, low: float, high: float) -> tuple[float, float]
         tissue = ~_invalid(values, volume)
     count, total, squares = 0, 0.0, 0.0
     for slab in iter_slabs(values.shape):
-        part = values[:, :, slab][tissue[:, :, slab]].astype(np.float64)
-        count, total = count + part.size, total + float(part.sum())
+        in_tissue = values[:, :, slab][tissue[:, :, slab]].astype(np.float64)
+        count, total = count + in_tissue.size, total + float(in_tissue.sum())
     mean = total / max(1, count)
     for slab in iter_slabs(values.shape):
-        part = values[:, :, slab][tissue[:, :, slab]].astype(np.float64)
-        squares += float(((part - mean) ** 2).sum())
+        in_tissue = values[:, :, slab][tissue[:, :, slab]].astype(np.float64)
+        squares += float(((in_tissue - mean) ** 2).sum())
     return mean, math.sqrt(squares / max(1, count)) or 1.0
 
 

@@ -108,7 +108,7 @@ def _volume(path: Path) -> Volume:
 
 
 def on_grid(
-    array: NDArray[Any], affine: NDArray[np.float64], grid: Grid, *, part: bool = False
+    array: NDArray[Any], affine: NDArray[np.float64], grid: Grid, *, partial: bool = False
 ) -> NDArray[Any]:
     """Return an array on the axes of a grid.
 
@@ -117,7 +117,7 @@ def on_grid(
     array : (A, B, C) array
     affine : (4, 4) array
         Its voxel index to RAS mm.
-    part : bool
+    partial : bool
         Whether it may cover a part of the grid: the rest is 0.
 
     Raises
@@ -142,7 +142,7 @@ def on_grid(
     inside = (begin >= 0).all() and (end <= grid.shape).all()
     if inside and turned.shape == grid.shape:
         return turned
-    if not part or not inside:
+    if not partial or not inside:
         raise ScanError(Reason.GRID_DIFFERS, _difference(array.shape, affine, grid))
     whole = np.zeros(grid.shape, turned.dtype, order="F")
     whole[tuple(slice(a, b) for a, b in zip(begin, end, strict=True))] = turned
@@ -195,7 +195,7 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     array = sitk.GetArrayViewFromImage(image)
     stack = array if image.GetNumberOfComponentsPerPixel() > 1 else array[..., None]
     layers = tuple(
-        _whole(on_grid(stack[..., n].transpose(2, 1, 0), affine, grid, part=True))
+        _whole(on_grid(stack[..., n].transpose(2, 1, 0), affine, grid, partial=True))
         for n in range(stack.shape[3])
     )
     names = _by_name(_slicer_segments(image))
@@ -244,7 +244,7 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
         raise ScanError(Reason.DAMAGED, detail) from exc
     affine = _TO_RAS @ volume.affine
     layers = tuple(
-        _whole(on_grid(volume.array[..., n], affine, grid, part=True))
+        _whole(on_grid(volume.array[..., n], affine, grid, partial=True))
         for n in range(len(described))
     )
     names = _by_name([(str(each.segment_label), (n, 1)) for n, each in enumerate(described)])

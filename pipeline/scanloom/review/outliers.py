@@ -139,7 +139,7 @@ class Cohort:
         Raises
         ------
         LookupError, TypeError, ValueError
-            If the text is none of its.
+            If the text is not from `as_json`.
         """
         cohort = cls(())
         *sets, centres, distributions = json.loads(text)
@@ -204,8 +204,8 @@ def _mostly(counts: Mapping[tuple[str, str], Sequence[int]]) -> set[tuple[str, s
     """Return the structures that something is true of in most cases of a cohort."""
     return {
         key
-        for key, (count, those) in counts.items()
-        if count >= MIN_COHORT and those >= USUAL_SHARE * count
+        for key, (count, matching) in counts.items()
+        if count >= MIN_COHORT and matching >= USUAL_SHARE * count
     }
 
 

@@ -66,7 +66,7 @@ def latest_result(out: Path, name: str) -> Path:
 def replaced_correction(out: Path, name: str) -> Path | None:
     """Return the folder of the latest revision of a case's scan whose result was replaced since.
 
-    None if there is none, or the result itself has a revision: that of `latest_result`.
+    None if none was replaced, or the result itself has a revision: that of `latest_result`.
 
     Raises
     ------

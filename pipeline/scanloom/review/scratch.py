@@ -45,14 +45,14 @@ class _ScratchFile:
         self._written, self._new = 0, bytearray()
 
     def append(self, data: bytes) -> int:
-        """Append bytes; return their place.
+        """Append bytes; return their offset.
 
         Raises
         ------
         OSError
             If they can't be written.
         """
-        place = self._written + len(self._new)
+        offset = self._written + len(self._new)
         self._new += data
         if self._folder is not None and len(self._new) >= WRITTEN_BYTES:
             if self._descriptor < 0:
@@ -64,14 +64,14 @@ class _ScratchFile:
                 rest = rest[os.write(self._descriptor, rest) :]
             self._written += len(self._new)
             self._new = bytearray()
-        return place
+        return offset
 
-    def read(self, place: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes:
         """Return bytes that were appended at once."""
-        if place >= self._written:
-            start = place - self._written
+        if offset >= self._written:
+            start = offset - self._written
             return bytes(self._new[start : start + size])
-        return os.pread(self._descriptor, size, place)
+        return os.pread(self._descriptor, size, offset)
 
 
 def encoded(text: str) -> bytes:
@@ -85,7 +85,7 @@ def decoded(data: bytes) -> str:
 
 
 class _Entries:
-    """Bytes of different lengths that are added one by one and read by their place, from 0."""
+    """Bytes of different lengths that are added one by one and read by their index, from 0."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file, self._ends = _ScratchFile(folder), array("Q", [0])
@@ -97,17 +97,17 @@ class _Entries:
     def _add(self, data: bytes) -> None:
         self._ends.append(self._file.append(data) + len(data))
 
-    def _read(self, place: int) -> bytes:
-        begin, end = self._ends[place], self._ends[place + 1]
+    def _read(self, index: int) -> bytes:
+        begin, end = self._ends[index], self._ends[index + 1]
         return self._file.read(begin, end - begin)
 
 
 class Texts(_Entries):
-    """Texts that are added one by one and read by their place, from 0."""
+    """Texts that are added one by one and read by their index, from 0."""
 
-    def __getitem__(self, place: int) -> str:
+    def __getitem__(self, index: int) -> str:
         """Return a text."""
-        return decoded(self._read(place))
+        return decoded(self._read(index))
 
     def __iter__(self) -> Iterator[str]:
         """Yield all texts in their order."""
@@ -137,7 +137,7 @@ class Texts(_Entries):
 
 
 class Objects(_Entries, Generic[Stored]):
-    """Objects that are added one by one and read by their place, from 0; by any threads.
+    """Objects that are added one by one and read by their index, from 0; by any threads.
 
     They are pickled into a file that no other process can open.
     """
@@ -147,7 +147,7 @@ class Objects(_Entries, Generic[Stored]):
         self._guard = threading.Lock()
 
     def add(self, stored: Stored) -> int:
-        """Add an object; return its place.
+        """Add an object; return its index.
 
         Raises
         ------
@@ -163,10 +163,10 @@ class Objects(_Entries, Generic[Stored]):
         """Yield all objects in their order."""
         return map(self.__getitem__, range(len(self)))
 
-    def __getitem__(self, place: int) -> Stored:
+    def __getitem__(self, index: int) -> Stored:
         """Return an object, equal to the one that was added."""
         with self._guard:
-            pickled = self._read(place)
+            pickled = self._read(index)
         stored: Stored = pickle.loads(pickled)  # noqa: S301  # of this process
         return stored
 
@@ -176,7 +176,7 @@ class Columns(Generic[Key]):
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file = _ScratchFile(folder)
-        self._places: dict[Key, array[int]] = {}
+        self._offsets: dict[Key, array[int]] = {}
         self._new: dict[Key, array[float]] = {}
 
     def __iter__(self) -> Iterator[Key]:
@@ -194,23 +194,23 @@ class Columns(Generic[Key]):
         column = self._new.get(key)
         if column is None:
             column = self._new[key] = array("d")
-            self._places[key] = array("Q")
+            self._offsets[key] = array("Q")
         column.append(number)
         if len(column) == COLUMN_NUMBERS:
-            self._places[key].append(self._file.append(column.tobytes()))
+            self._offsets[key].append(self._file.append(column.tobytes()))
             del column[:]
 
     def count(self, key: Key) -> int:
         """Return how many numbers a column has; 0 if it was not begun."""
-        return COLUMN_NUMBERS * len(self._places.get(key, ())) + len(self._new.get(key, ()))
+        return COLUMN_NUMBERS * len(self._offsets.get(key, ())) + len(self._new.get(key, ()))
 
     def read(self, key: Key) -> NDArray[np.float64]:
         """Return a column (N,), in the order in which its numbers were added."""
         size = COLUMN_NUMBERS * array("d").itemsize
         numbers = np.empty(self.count(key))
         end = 0
-        for place in self._places.get(key, ()):
+        for offset in self._offsets.get(key, ()):
             first, end = end, end + COLUMN_NUMBERS
-            numbers[first:end] = np.frombuffer(self._file.read(place, size))
+            numbers[first:end] = np.frombuffer(self._file.read(offset, size))
         numbers[end:] = self._new.get(key, ())
         return numbers

@@ -102,21 +102,21 @@ def read_channels(
     check_key(out, key_fingerprint(secret))
     first, phase, study = _find(out, document, secret, find)
     paths = dict.fromkeys(record.path for record in sources_of_study(out, study))
-    others = {
+    candidates = {
         series.series_uid: series
         for path in paths
         if Path(path).exists()
         for series in find(Path(path))
         if series.study_uid == study and series.series_uid != first.series_uid
     }
-    hashes = {uid: source_hash(series, secret) for uid, series in others.items()}
+    hashes = {uid: source_hash(series, secret) for uid, series in candidates.items()}
     own = source_hash(first, secret)
-    for order in permutations(others, channels - 1):
+    for order in permutations(candidates, channels - 1):
         content = join_channel_hashes([own, *(hashes[uid] for uid in order)], secret)
         if content == document["source"]["hash"]:
             read = _read_options(document)
             further = replace(read, gaps="refuse", orientation=None)
-            scans = (read_scan(others[uid], further) for uid in order)
+            scans = (read_scan(candidates[uid], further) for uid in order)
             return [read_scan(first, read, phase=phase), *scans]
     detail = "series of the study are missing, or have other content than when it was segmented"
     raise ScanError(Reason.SERIES_DIFFERS, detail)

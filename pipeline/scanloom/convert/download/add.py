@@ -197,7 +197,7 @@ def remove_model(name: str) -> None:
 
 
 def _own_folder(name: str) -> Path | None:
-    """Return the folder of one of the user's own models, None if there is none of this name."""
+    """Return the folder of the user's own model of this name, or None."""
     root = user_models()
     folders = root.iterdir() if root.is_dir() else ()
     visible = (folder for folder in folders if not folder.name.startswith("."))

@@ -389,7 +389,7 @@ def _begin(reply: HTTPResponse, pending: _Pending, ranged: bool) -> int:
 
 
 def _validator(reply: HTTPResponse) -> str | None:
-    """Return a header that identifies the version of a file, None if there is none.
+    """Return a header that identifies the version of a file, or None.
 
     Weak entity tags do not promise equal bytes (RFC 9110, 13.1.5).
     """

@@ -346,24 +346,24 @@ def _read_evaluator(config: Config, run: Run, start: Start, obstacles: Obstacles
     """Read the evaluator and its parts, and the weights that it has at last."""
     path, loads = start.evaluator, [load for load, _ in start.loads]
 
-    def part(key: str) -> Any:
+    def component(key: str) -> Any:
         raw = config.raw(path)
         present = isinstance(raw, Mapping) and key in raw
         return config.get(f"{path}::{key}") if present else None
 
-    # each part by itself: a message lists all obstacles of a bundle at once
+    # each component by itself: a message lists all obstacles of a bundle at once
     handlers: Sequence[Any] = ()
     with obstacles.noted():
         _check_evaluator(config.get(path), path)
     with obstacles.noted():
-        run.inferer = part("inferer")
+        run.inferer = component("inferer")
     with obstacles.noted():
-        run.transform = _transform(part("val_data_loader"))
+        run.transform = _transform(component("val_data_loader"))
     with obstacles.noted():
-        value = part("postprocessing")
+        value = component("postprocessing")
         run.postprocessing += [] if value is None else [value]
     with obstacles.noted():
-        value = part("val_handlers")
+        value = component("val_handlers")
         handlers = value if isinstance(value, list) else [] if value is None else [value]
     for handler in handlers:
         with obstacles.noted():
@@ -371,7 +371,7 @@ def _read_evaluator(config: Config, run: Run, start: Start, obstacles: Obstacles
     obstacles.add(*config.refused)
     network = None
     with obstacles.noted():
-        network = part("network")
+        network = component("network")
     # in the order in which MONAI loads them: the last one counts
     for load in loads if network is not None else ():
         with obstacles.noted():

@@ -60,7 +60,7 @@ def check_structures(cards: Sequence[ModelCard], outputs: Outputs, relations: Re
     """
     check_relations(cards, relations)
     structures = structures_of_results(cards, relations)
-    results = {name: [each.label for each in found] for name, found in structures.items()}
+    results = {name: [each.label for each in listed] for name, listed in structures.items()}
     requested = set(outputs.structures)
     needed = {reference.model for _, reference in relations.references}
     for name, labels in results.items():
@@ -77,7 +77,7 @@ def check_structures(cards: Sequence[ModelCard], outputs: Outputs, relations: Re
     names = [(name, label) for name, labels in results.items() for label in labels]
     written = [name for name in names if not requested or name[1] in requested]
     resolve_shares(relations.shares, written)
-    by_name = {(name, each.label): each for name, found in structures.items() for each in found}
+    by_name = {(name, each.label): each for name, listed in structures.items() for each in listed}
     pairs = dict.fromkeys(resolve_asymmetries(relations.asymmetries, written).values())
     for n, (left, right) in enumerate(pairs):
         for i, member in enumerate(left):

@@ -41,7 +41,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @dataclass(frozen=True)
 class Export:
-    """What was copied.
+    """Extent of a copy.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def export(out: Path, folder: Path, *, pictures: bool = False, key: Path | None 
         Whether to copy pictures, scans and the report too.
     key : Path or None
         File with the key of the ids, for a line in the audit trail; None for SCANLOOM_KEY or the
-        user's own key. Without the key there is no line.
+        user's own key. Without the key, no line is written.
 
     Raises
     ------
@@ -98,8 +98,8 @@ def export(out: Path, folder: Path, *, pictures: bool = False, key: Path | None 
             copy = _Copy(out, draft, COPIED | {"pixels"} if pictures else COPIED)
             copy.all()
             if audit := audit_trail(out, key):
-                what = {"to": str(folder.absolute()), "cases": copy.cases, "pictures": pictures}
-                audit.append("exported", what)
+                details = {"to": str(folder.absolute()), "cases": copy.cases, "pictures": pictures}
+                audit.append("exported", details)
             if folder.is_dir():
                 folder.rmdir()
             draft.rename(folder)

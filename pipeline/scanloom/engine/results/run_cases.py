@@ -199,7 +199,7 @@ class RunCases:
         return case in self._ids
 
     def other_results(self) -> set[str]:
-        """Return the names of the published cases that are none of the shard's."""
+        """Return the names of the published cases that are not in the shard."""
         names, other_names = published_cases(self._out).names(), set[str]()
         while batch := list(itertools.islice(names, COMPARED_AT_ONCE)):
             other_names.update(self._names.missing(batch))

@@ -166,7 +166,7 @@ def _manifest_digest(index: Index, left_out: Outcomes, endings: Outcomes) -> str
 
 
 def _counts_of(stem: Path, digest: str) -> dict[str, int] | None:
-    """Return the counts of files of a whole manifest with a digest, None if there is none."""
+    """Return the counts of files of a whole manifest with a digest, or None."""
     table, text = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
     with suppress(*read_errors()):
         with open_parquet(table) as file:
@@ -269,16 +269,16 @@ def _merged(manifests: Sequence[Path]) -> Iterator[dict[str, Any]]:
     find = known.finder()
     for batch in _read_manifest(newest):
         for row in batch.to_pylist():
-            if row["outcome"] == "open" and (found := find(f"{row['file']} {row['copy']}")):
-                outcome, _, reason = found[0].code.partition(" ")
-                row |= {"outcome": outcome, "reason": reason, "detail": found[0].detail}
+            if row["outcome"] == "open" and (earlier := find(f"{row['file']} {row['copy']}")):
+                outcome, _, reason = earlier[0].code.partition(" ")
+                row |= {"outcome": outcome, "reason": reason, "detail": earlier[0].detail}
             yield row
 
 
 def write_case_tables(out: Path, damaged: set[str]) -> bool:
     """Write `measurements` and `radiomics` from the published cases, as in `write_tables`.
 
-    Without a case that has features, there is no table of them. Rows of cases that did not change
+    Without a case that has features, no table of them is written. Rows of cases that did not change
     are copied; tables that would be equal are left as they are.
 
     Returns
@@ -470,8 +470,8 @@ def _series_outcomes(
     def outcome_of(series: str) -> tuple[str, str, str]:
         if of_cases := find_ending(series):
             _, code, detail = _of_cases(of_cases)
-        elif left := find_left_out(series):
-            _, code, detail = left[-1]
+        elif outcomes := find_left_out(series):
+            _, code, detail = outcomes[-1]
         else:
             return "open", "", ""
         return (Reason[code].outcome, code, detail) if code else ("used", "", "")

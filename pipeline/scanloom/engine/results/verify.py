@@ -308,13 +308,13 @@ def _verify_fingerprint(out: Path, key: Path | None) -> Iterator[Discrepancy]:
     """Yield the fingerprint of the key if it can't be read, or is not that of the trail's key."""
     name = f"{PRIVATE}/{KEY_FINGERPRINT}"
     try:
-        told = read_fingerprint(out)
+        recorded = read_fingerprint(out)
     except ScanError:
         yield Discrepancy("unreadable", name)
         return
     secret = _trail_key(out, key)
-    if secret is not None and told != key_fingerprint(secret):
-        yield Discrepancy("missing" if told is None else "changed", name)
+    if secret is not None and recorded != key_fingerprint(secret):
+        yield Discrepancy("missing" if recorded is None else "changed", name)
 
 
 def _trail_key(out: Path, key: Path | None) -> bytes | None:
@@ -346,11 +346,11 @@ def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
         yield Discrepancy("missing", name)
         return
     # The last two lines of each result: a process may be killed between a line and its result
-    told: dict[tuple[str, int], deque[str]] = defaultdict(lambda: deque(maxlen=2))
+    recorded: dict[tuple[str, int], deque[str]] = defaultdict(lambda: deque(maxlen=2))
     try:
         for line in read_trail(out, secret):
             if line["event"] in ("segmented", "corrected"):
-                told[line["case"], line.get("revision", 0)].append(line["sums"])
+                recorded[line["case"], line.get("revision", 0)].append(line["sums"])
     except AuditError as error:
         yield Discrepancy("changed", f"{name}, {error}")
         return
@@ -360,8 +360,8 @@ def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
     for case in cases:
         for folder in (case, *revision_folders(out, case.name)):
             with suppress(OSError, ValueError, LookupError, ScanError):  # found before
-                _, what = result_line(folder)
-                if what["sums"] not in told[what["case"], what.get("revision", 0)]:
+                _, details = result_line(folder)
+                if details["sums"] not in recorded[details["case"], details.get("revision", 0)]:
                     path = folder.relative_to(out).as_posix()
                     yield Discrepancy("changed", f"{path}: not the result that {name} tells")
 

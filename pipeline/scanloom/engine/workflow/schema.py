@@ -252,7 +252,7 @@ def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
 
 
 def _section(model: type[BaseModel], names: Sequence[str]) -> object:
-    """Return the section, a model or dataclass, at a path of keys; None if there is none."""
+    """Return the section, a model or dataclass, at a path of keys, or None."""
     kind: object = model
     for name in names:
         kind = get_args(kind)[1] if get_origin(kind) is dict else _keys(kind).get(name)

@@ -264,7 +264,7 @@ def _channels(
     """Yield the inputs of each complete study, in the order of the studies' first series."""
     # Four numbers of each matching series: its own, the first of its study, its place in the case
     # (behind all places if it has none), and that of the text which says what its study lacks
-    places = array("q")
+    numbers = array("q")
     texts = {"": 0}
     channels = {
         name: (selection, criteria_of(selection, workflow.policy))
@@ -287,10 +287,10 @@ def _channels(
         order = {} if missing else {number: n for n, number in enumerate(by_channel.values())}
         for number, _ in study:
             unused = number not in by_channel.values()
-            place = order.get(number, len(by_channel) + number)
-            places.extend((number, study[0][0], place, -1 if unused else text))
+            position = order.get(number, len(by_channel) + number)
+            numbers.extend((number, study[0][0], position, -1 if unused else text))
     ordered = placed_sorter(store)
-    rows = np.frombuffer(places, np.int64).reshape(-1, 4)
+    rows = np.frombuffer(numbers, np.int64).reshape(-1, 4)
     following = map(tuple, rows[np.argsort(rows[:, 0])])
     first, *where = next(following, (-1,))
     for n, series in enumerate(indexed):

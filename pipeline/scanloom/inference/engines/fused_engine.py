@@ -33,8 +33,8 @@ _NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 _DROPOUTS = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers without effect in evaluation mode."""
 
-Place = tuple[nn.Sequential, int, nn.Module]
-"""A layer: the sequence that holds it, its place there, and the layer."""
+LayerPosition = tuple[nn.Sequential, int, nn.Module]
+"""A layer: the sequence that holds it, its index there, and the layer."""
 
 
 def normalise(
@@ -147,9 +147,9 @@ def fuse(network: nn.Module) -> None:
 
 def _fuse_sequence(sequence: nn.Sequential) -> None:
     """Fuse the instance norms of a sequence."""
-    end: Place = (sequence, 0, nn.Identity())
+    end: LayerPosition = (sequence, 0, nn.Identity())
     layers = [end, *_layers(sequence), end]
-    for (_, _, before), (parent, place, norm), (holder, next_place, after) in zip(
+    for (_, _, before), (parent, index, norm), (holder, next_index, after) in zip(
         layers, layers[1:], layers[2:], strict=False
     ):
         if not _is_norm(norm):
@@ -159,17 +159,17 @@ def _fuse_sequence(sequence: nn.Sequential) -> None:
             before.register_parameter("bias", None)
         slope = _slope(after)
         if slope is not None:
-            holder[next_place] = nn.Identity()
-        parent[place] = FusedNorm(norm, 1.0 if slope is None else slope, in_place=convolved)
+            holder[next_index] = nn.Identity()
+        parent[index] = FusedNorm(norm, 1.0 if slope is None else slope, in_place=convolved)
 
 
-def _layers(sequence: nn.Sequential) -> Iterator[Place]:
+def _layers(sequence: nn.Sequential) -> Iterator[LayerPosition]:
     """Yield the layers of a sequence, and of the sequences in it, that have an effect."""
-    for place, layer in enumerate(sequence):
+    for index, layer in enumerate(sequence):
         if _is_sequence(layer):
             yield from _layers(layer)
         elif not isinstance(layer, _DROPOUTS):
-            yield sequence, place, layer
+            yield sequence, index, layer
 
 
 def _fuse_block(block: nn.Module) -> None:
@@ -197,7 +197,7 @@ def _is_norm(module: nn.Module) -> TypeGuard[nn.InstanceNorm2d | nn.InstanceNorm
 
 
 def _slope(activation: object) -> float | None:
-    """Return the slope of an activation for negative values; None if it is none of these."""
+    """Return the slope of an activation for negative values; None for any other layer."""
     if type(activation) is nn.LeakyReLU:
         return activation.negative_slope
     return 0.0 if type(activation) is nn.ReLU else None

@@ -54,7 +54,7 @@ class OnnxRuntime:
         return first_version(_DISTRIBUTIONS, "onnxruntime")
 
     def provider(self, device: torch.device) -> str | None:
-        """Return the name of the execution provider for a device; None if there is none."""
+        """Return the name of the execution provider for a device, or None."""
         on_cuda = MIGRAPHX if torch.version.hip else CUDA  # torch calls both devices "cuda"
         return {"cpu": CPU, "cuda": on_cuda}.get(device.type)
 

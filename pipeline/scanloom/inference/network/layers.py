@@ -65,8 +65,8 @@ class FinalLayer:
         count, _, *plane = features.shape
         scores = features.new_empty((count, len(self.weight), *plane))
         if not features.is_cpu:  # hundreds of planes one by one would keep a GPU waiting
-            parts = (torch.split(values, _PLANES) for values in (features, scores))
-            for values, out in zip(*parts, strict=True):
+            chunks = (torch.split(values, _PLANES) for values in (features, scores))
+            for values, out in zip(*chunks, strict=True):
                 torch.matmul(self.weight, values.flatten(2), out=out.flatten(2))
                 out.add_(self.bias[:, :, None])
             return scores

@@ -147,18 +147,18 @@ def cut(
         IMPLAUSIBLE if the channel is too small for "reflect".
     """
     ends = list(zip(bounds, channel.shape, strict=True))
-    part = channel[tuple(slice(max(0, start), min(n, stop)) for (start, stop), n in ends)]
+    crop = channel[tuple(slice(max(0, start), min(n, stop)) for (start, stop), n in ends)]
     missing = [(max(0, -start), max(0, stop - n)) for (start, stop), n in ends]
     if not any(map(any, missing)):
-        return part.clone()
+        return crop.clone()
     if padding == "reflect" and any(
-        max(pair) >= n for pair, n in zip(missing, part.shape, strict=True)
+        max(pair) >= n for pair, n in zip(missing, crop.shape, strict=True)
     ):
         raise ScanError(Reason.IMPLAUSIBLE, "the scan is too small for the model's padding")
     widths = [width for pair in reversed(missing) for width in pair]
     if padding == "constant":
-        return functional.pad(part, widths, value=value)
-    return functional.pad(part[None, None], widths, mode=padding)[0, 0]
+        return functional.pad(crop, widths, value=value)
+    return functional.pad(crop[None, None], widths, mode=padding)[0, 0]
 
 
 def largest_box(plan: NetworkPlan, grid: NetworkGrid) -> Shape:

@@ -356,12 +356,12 @@ def nearest(values: NDArray[Any], step: NDArray[np.floating[Any]], shape: Shape)
     """
     size, out, ties = values.shape, values, list[NDArray[np.int64]]()
     # What other axes contribute at most: rounding if the grids are turned, more if one is sheared
-    others = np.abs(step[:3, :3] - np.diag(np.diag(step)[:3])) @ shape
+    cross_terms = np.abs(step[:3, :3] - np.diag(np.diag(step)[:3])) @ shape
     for axis in range(3):
         at = sampling_coordinates(size, step, shape, axis)
         out = out.take(nearest_index(torch.from_numpy(at), size[axis]).numpy(), axis)
-        near = np.abs(at - np.floor(at) - 0.5) < others[axis] + SAME_POSITION
-        ties.append(np.flatnonzero(near & (others[axis] > 0)))
+        near = np.abs(at - np.floor(at) - 0.5) < cross_terms[axis] + SAME_POSITION
+        ties.append(np.flatnonzero(near & (cross_terms[axis] > 0)))
     # Only at ties are other axes considered: all coordinates of a grid take fifty times as long
     planes = [np.arange(n) for n in shape]
     for axis in range(3):

@@ -67,7 +67,7 @@ def read_instance(path: Path) -> Instance:
     return instance
 
 
-def same_object(one: Path, other: Path) -> bool:
+def same_object(first_path: Path, second_path: Path) -> bool:
     """Return whether two files have the same data set, in the same transfer syntax.
 
     What else their meta headers say, such as the sender, does not matter.
@@ -77,7 +77,7 @@ def same_object(one: Path, other: Path) -> bool:
     OSError
         If one can't be read.
     """
-    with one.open("rb") as first, other.open("rb") as second:
+    with first_path.open("rb") as first, second_path.open("rb") as second:
         ends = []
         for file in (first, second):
             try:

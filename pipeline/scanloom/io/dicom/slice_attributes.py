@@ -616,9 +616,12 @@ _FURTHER = (
     _meaning("Radiopharmaceutical", "the tracer of PET", tags.RADIOPHARMACEUTICAL),
     *(
         _meaning(
-            f"private diffusion direction ({part})", "the direction of diffusion", tag, by=_number
+            f"private diffusion direction ({vendor})",
+            "the direction of diffusion",
+            tag,
+            by=_number,
         )
-        for part, tag in (
+        for vendor, tag in (
             ("Siemens", tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION),
             ("GE, first", tags.GE_USER_DATA_20),
             ("GE, second", tags.GE_USER_DATA_21),

@@ -85,5 +85,7 @@ def is_uid(text: str) -> bool:
     A number may begin with 0, which the standard forbids and some devices write. Such a text is
     safe as the name of a file: it has no slash, and is neither empty nor a dot or two.
     """
-    parts = text.split(".")
-    return len(text) <= MAX_UID_CHARACTERS and all(p.isascii() and p.isdecimal() for p in parts)
+    components = text.split(".")
+    return len(text) <= MAX_UID_CHARACTERS and all(
+        p.isascii() and p.isdecimal() for p in components
+    )

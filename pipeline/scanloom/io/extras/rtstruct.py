@@ -68,7 +68,7 @@ _BYTES_PER_VOXEL = 1
 """Encoded contours: smooth structures take a tenth of it, noise of single voxels several times."""
 
 
-Parts = list[bytes]
+Chunks = list[bytes]
 """Bytes that follow each other: those of noise are hundreds of megabytes, and never joined."""
 
 
@@ -139,15 +139,15 @@ def _join_holes(
     end = begin - 1
 
     # The path goes by runs of points, each up to an edge with a channel or to the end of its ring
-    there, here = edges[end], edges[begin]
-    ring_ends = np.setdiff1d(starts + ring_sizes - 1, np.concatenate((there, here)))
-    last = np.concatenate((there, here, ring_ends))
+    end_edges, begin_edges = edges[end], edges[begin]
+    ring_ends = np.setdiff1d(starts + ring_sizes - 1, np.concatenate((end_edges, begin_edges)))
+    last = np.concatenate((end_edges, begin_edges, ring_ends))
     order = np.argsort(last)
     first = np.empty_like(last)
     first[order] = np.concatenate(([0], last[order][:-1] + 1))
     run_from = np.empty(len(points), np.int64)  # by its first point
     run_from[first] = np.arange(len(last))
-    next_run = run_from[following[np.concatenate((here, there, ring_ends))]].tolist()
+    next_run = run_from[following[np.concatenate((begin_edges, end_edges, ring_ends))]].tolist()
     path: list[int] = []
     begun = []
     for start in run_from[starts[outer_rings]].tolist():
@@ -193,8 +193,8 @@ def _without_collinear(
     starts = np.cumsum(sizes) - sizes
     diagonals = np.flatnonzero((before != 0).all(axis=1))
     first = diagonals[np.searchsorted(diagonals, starts)] - starts
-    place = np.arange(len(points)) - np.repeat(starts, sizes) + np.repeat(first, sizes)
-    return points[np.repeat(starts, sizes) + place % np.repeat(sizes, sizes)], sizes
+    offset = np.arange(len(points)) - np.repeat(starts, sizes) + np.repeat(first, sizes)
+    return points[np.repeat(starts, sizes) + offset % np.repeat(sizes, sizes)], sizes
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -228,15 +228,15 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     head.SeriesTime = head.InstanceCreationTime = head.StructureSetTime
     tail = _encode(_observations(structures))
     digest = hashlib.sha256(_encode(head) + tail)
-    for part in regions:
-        digest.update(part)
+    for region in regions:
+        digest.update(region)
     head.SeriesInstanceUID = hashed_uid("series", case.recipe, digest.hexdigest())
     head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest.hexdigest())
     head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
     _save(path, head, regions, tail)
 
 
-def _save(path: Path, head: Dataset, regions: Parts, tail: bytes) -> None:
+def _save(path: Path, head: Dataset, regions: Chunks, tail: bytes) -> None:
     """Write the elements before ROIContourSequence, it, and those behind."""
     from pydicom import dcmwrite
 
@@ -387,7 +387,7 @@ def _point_texts(points: NDArray[np.float64], decimals: int) -> tuple[bytes, NDA
     return characters[kept].tobytes(), np.cumsum(lengths)
 
 
-def _region(structure: Structure, contours: Parts) -> Parts:
+def _region(structure: Structure, contours: Chunks) -> Chunks:
     """Return the encoded elements of an item of ROIContourSequence."""
     color = "\\".join(map(str, structure.color)).encode()
     return [
@@ -403,12 +403,12 @@ def _element(group: int, element: int, text: bytes) -> bytes:
     return struct.pack("<HHI", group, element, len(text)) + text
 
 
-def _item(parts: Parts) -> Parts:
+def _item(chunks: Chunks) -> Chunks:
     """Return an item of a sequence in implicit VR (PS3.5 7.5)."""
-    return [ITEM + struct.pack("<I", sum(map(len, parts))), *parts]
+    return [ITEM + struct.pack("<I", sum(map(len, chunks))), *chunks]
 
 
-def _sequence(group: int, element: int, items: Parts) -> Parts:
+def _sequence(group: int, element: int, items: Chunks) -> Chunks:
     """Return a sequence of encoded items in implicit VR (PS3.5 7.5).
 
     Raises
@@ -610,9 +610,9 @@ def _slice_of(encoded: bytes, source: DicomSource) -> int:
     """Return the slice of the image that an encoded reference means."""
     [item] = _items(memoryview(encoded))
     frame = int(_text(item[0x00081160])) if 0x00081160 in item else None
-    found = _text(item[0x00081150]), _text(item[0x00081155]), frame
+    reference = _text(item[0x00081150]), _text(item[0x00081155]), frame
     for k, image in enumerate(source.slices):
-        if image is not None and (image.sop_class, image.sop_instance, image.frame) == found:
+        if image is not None and (image.sop_class, image.sop_instance, image.frame) == reference:
             return k
     raise mismatch_error("a contour of the RTSTRUCT refers to a different image")
 

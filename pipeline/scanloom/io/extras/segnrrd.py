@@ -116,10 +116,10 @@ def _boxes(labels: NDArray[Any]) -> dict[int, str]:
     """Return first and last voxel along each axis of each number, in text."""
     from scipy.ndimage import find_objects
 
-    found = find_objects(labels.T)  # in the order of memory: several times faster
+    boxes = find_objects(labels.T)  # in the order of memory: several times faster
     return {
         number: " ".join(f"{each.start} {each.stop - 1}" for each in reversed(box))
-        for number, box in enumerate(found, 1)
+        for number, box in enumerate(boxes, 1)
         if box is not None
     }
 

@@ -103,7 +103,7 @@ _STATISTICS = {
 }
 """Derivations of intensities, by field of a measurement (CID 7464, CID 226)."""
 
-_OTHERS = {
+_UNITLESS = {
     "voxels": Code("voxels", SCHEME, "Number of voxels"),
     "components": Code("components", SCHEME, "Number of connected components"),
     "entropy": Code("entropy", SCHEME, "Mean entropy of labels"),
@@ -306,7 +306,7 @@ def _numbers(measurement: Measurement, modality: str | None) -> Iterator[bytes]:
         if row[field] is not None:
             derivation = _coded(_MODIFIES, Code("121401", "DCM", "Derivation"), statistic)
             yield _number(intensity, row[field], unit, [derivation])
-    for field, code in _OTHERS.items():
+    for field, code in _UNITLESS.items():
         if row[field] is not None:
             yield _number(code, row[field], _NO_UNIT)
     if row["share"] is not None:
@@ -381,13 +381,13 @@ def _number(name: Code, value: float, unit: Code, children: Sequence[bytes] = ()
 def _code(group: int, element: int, code: Code) -> bytes:
     """Return a code sequence (PS3.3 8.1), as `code_item`."""
     short = len(code.value) <= _MAX_VALUE
-    parts = (
+    elements = (
         encode_element(0x0008, 0x0100, "SH", code.value) if short else b"",
         encode_element(0x0008, 0x0102, "SH", code.scheme),
         encode_element(0x0008, 0x0104, "LO", long_string(code.meaning)),
         b"" if short else encode_element(0x0008, 0x0119, "UC", code.value),
     )
-    return encode_sequence(group, element, b"".join(parts))
+    return encode_sequence(group, element, b"".join(elements))
 
 
 # --- read-back ------------------------------------------------------------------------------------

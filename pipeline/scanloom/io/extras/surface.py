@@ -126,8 +126,8 @@ def cells_of(mask: NDArray[np.bool_], steps: Steps = (1, 1, 1)) -> Cells:
         shape[axis] = -(-shape[axis] // step)
         summed = np.zeros(shape, np.min_scalar_type(math.prod(steps)), order="F")
         for first in range(min(step, counts.shape[axis])):  # reduceat takes ten times longer
-            part = counts[(*before, slice(first, None, step))]
-            summed[(*before, slice(part.shape[axis]))] += part
+            planes = counts[(*before, slice(first, None, step))]
+            summed[(*before, slice(planes.shape[axis]))] += planes
         counts = summed
     return Cells(counts, steps)
 
@@ -157,11 +157,11 @@ def coarse_cells(mask: NDArray[np.bool_], spacing: Sequence[float], vertices: in
 
 def _share(counts: Sequence[int], total: int) -> int:
     """Return the largest number that each may have so that all have `total` at most."""
-    left, remaining = total, len(counts)
+    available, remaining = total, len(counts)
     for count in sorted(counts):
-        if count * remaining > left:
-            return max(left // remaining, MIN_VERTICES)
-        left, remaining = left - count, remaining - 1
+        if count * remaining > available:
+            return max(available // remaining, MIN_VERTICES)
+        available, remaining = available - count, remaining - 1
     return total
 
 
@@ -209,13 +209,14 @@ def _smoothed(mesh: Mesh) -> Mesh:
     points = mesh.points
     for _, factor in itertools.product(range(SMOOTHINGS), (SHRINK, INFLATE)):
         points = points + factor * (neighbours @ points - points)
-    parts, part_of = connected_components(neighbours, directed=False)
+    n_components, component_of = connected_components(neighbours, directed=False)
     smooth = Mesh(points, triangles)
     before, after = (
-        np.bincount(part_of[triangles[:, 0]], _cones(each), parts) for each in (mesh, smooth)
+        np.bincount(component_of[triangles[:, 0]], _cones(each), n_components)
+        for each in (mesh, smooth)
     )
     kept = np.abs(after - before) <= MAX_LOSS * np.abs(before)
-    return Mesh(np.where(kept[part_of, None], points, mesh.points), triangles)
+    return Mesh(np.where(kept[component_of, None], points, mesh.points), triangles)
 
 
 def _cones(mesh: Mesh) -> NDArray[np.float64]:

@@ -452,10 +452,10 @@ class _Builder:
         from pyarrow import compute
 
         self._wait_for_others()
-        wanted = pa.array(sorted(inodes), pa.uint64())
+        requested = pa.array(sorted(inodes), pa.uint64())
         for name, _ in self.parts:
             table = StoredPart(self._store, name).columns("path", "inode")
-            matching = table.filter(compute.is_in(table.column("inode"), value_set=wanted))
+            matching = table.filter(compute.is_in(table.column("inode"), value_set=requested))
             yield from map(os.fsdecode, matching.column("path").to_pylist())
 
     def digest(self) -> str:

@@ -80,8 +80,8 @@ class Claims:
             self._beat.join()
         with suppress(OSError):
             for path in self._folder.iterdir() if self._folder else ():
-                left = WorkEntry.parse(f"{path.name}.new")  # drafts and clocks
-                if left and left.is_abandoned(path):
+                entry = WorkEntry.parse(f"{path.name}.new")  # drafts and clocks
+                if entry and entry.is_abandoned(path):
                     remove_lock(path)
                 content = read_lock(path) if path.suffix == _SUFFIX else None
                 if content is not None and self._is_abandoned(path, content):

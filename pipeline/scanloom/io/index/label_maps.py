@@ -1,7 +1,7 @@
 """Files that look like label maps of a scan beside them.
 
-A label map has the size of its scan, and nothing in most formats says that it is none. It is read
-as a scan if it is chosen: lists of series only say what it looks like.
+A label map has the size of its scan, and most formats have no mark that tells them apart. It is
+read as a scan if it is chosen: lists of series only say what it looks like.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def find_label_maps(
         for n, own in groups_of.items()
         if sizes[n][0] != DICOM and any(len(group) > 1 for group in own)
     ]
-    left, labels = MAX_VOXELS, set[int]()
+    remaining, labels = MAX_VOXELS, set[int]()
     for n in sorted(candidates, key=lambda n: _file_size(sizes[n][1])):
-        left -= math.prod(sizes[n][2].shape)
-        if left < 0:
+        remaining -= math.prod(sizes[n][2].shape)
+        if remaining < 0:
             break
         if _has_labels(series_of, n):
             labels.add(n)

@@ -121,8 +121,8 @@ def with_label_maps(
     lines: Sequence[SeriesLine], series_of: Callable[[int], Series]
 ) -> list[SeriesLine]:
     """Return the lines of a list with `labels` set; `series_of` as of `find_label_maps`."""
-    found = find_label_maps([(line.kind, line.path, line.info) for line in lines], series_of)
-    return [replace(line, labels=n in found) for n, line in enumerate(lines)]
+    label_maps = find_label_maps([(line.kind, line.path, line.info) for line in lines], series_of)
+    return [replace(line, labels=n in label_maps) for n, line in enumerate(lines)]
 
 
 def displayed_name(series: Series) -> str:

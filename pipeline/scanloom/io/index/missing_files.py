@@ -252,7 +252,7 @@ class UnreadableFiles:
         """Add an unreadable file; one without a fault has no content of DICOM.
 
         A file that could be opened often is a note or a mark: its suffix has to be a sign of a
-        slice. An archive that can't be unpacked is no slice, but holds a folder of its own.
+        slice. An archive that can't be unpacked is not a slice, but holds a folder of its own.
         """
         if archive_kind(path) is None or MEMBER_SEPARATOR in path:
             location = _locate(path)

@@ -195,8 +195,8 @@ def _key_of(group: SeriesFiles, entries: Sequence[FileEntry]) -> int | None:
     if group.kind != DICOM:
         return None
     folder = "" if group.series else os.path.dirname(entries[group_files_of(group)[0]].path)
-    parts = (group.study, group.series, folder, str(group.damaged))
-    text = "\0".join(parts).encode("utf-8", "surrogateescape")
+    fields = (group.study, group.series, folder, str(group.damaged))
+    text = "\0".join(fields).encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
 

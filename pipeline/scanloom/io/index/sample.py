@@ -40,7 +40,7 @@ _Folder = tuple[str, Reason | None]
 
 
 class Unit(NamedTuple):
-    """What is sampled as a whole.
+    """A unit of the sample, taken as a whole.
 
     Parameters
     ----------
@@ -147,19 +147,19 @@ class FolderSample(FileWalk):
         loose = [unit for unit in frame if unit.kind == "loose"]
         certain = loose if sum(unit.size for unit in loose) <= _ALL_LOOSE else []
         rest = sorted(unit for unit in frame if unit.kind != "loose" or not certain)
-        wanted = round(size * len(rest)) if size < 1 else int(size)
-        if wanted < LEAST and wanted < len(rest):
-            which = f"{wanted} of {counted(len(rest), 'folder')}"
+        requested = round(size * len(rest)) if size < 1 else int(size)
+        if requested < LEAST and requested < len(rest):
+            which = f"{requested} of {counted(len(rest), 'folder')}"
             enough = f"`--sample {LEAST}` would do" if len(rest) > 2 * LEAST else "leave it out"
             raise ScanError(Reason.SAMPLE, f"{which} say too little of the others: {enough}")
-        if wanted >= len(rest):
+        if requested >= len(rest):
             strata = [rest]
         else:
-            bounds = np.linspace(0, len(rest), wanted // 2 + 1).round().astype(int)
+            bounds = np.linspace(0, len(rest), requested // 2 + 1).round().astype(int)
             strata = [rest[start:stop] for start, stop in itertools.pairwise(bounds)]
         self.units, sizes, numbers = [], list[int](), list[int]()
         for number, stratum in enumerate(filter(None, (certain, *strata))):
-            is_whole = stratum is certain or wanted >= len(rest)
+            is_whole = stratum is certain or requested >= len(rest)
             count = len(stratum) if is_whole else 2
             drawn = rng.choice(len(stratum), count, replace=False)
             self.units += [stratum[n] for n in sorted(drawn)]
@@ -230,24 +230,24 @@ class FolderSample(FileWalk):
             files.append(_duplicate(entry) if is_inside else entry)
         self._walker.links.clear()
         named = frozenset(self._roots)  # a path that was given is a unit of the first level
-        parts = [
+        units = [
             Unit("folder", unit.path, -1, path, reason)
             for path, reason in folders
             if path not in named
         ]
-        parts += [
+        units += [
             Unit("file", unit.path, entry.size, entry.path, is_leaf=True)
             for entry in files
             if self._with_archives and entry.reason is Reason.NESTED_ARCHIVE
         ]
-        if not parts:
+        if not units:
             return [unit._replace(size=len(files), is_leaf=True)] if files else []
-        taken = {part.path for part in parts}
+        taken = {below.path for below in units}
         rest = [entry for entry in files if entry.path not in taken and entry.path not in named]
         if rest:
             self._loose[unit.path] = rest
-            parts.append(Unit("loose", unit.path, len(rest), unit.path))
-        return parts
+            units.append(Unit("loose", unit.path, len(rest), unit.path))
+        return units
 
     def _new_links(self, known: set[str]) -> Iterator[_Folder]:
         """Yield the linked folders that were just listed, if they lead out of the archive."""
@@ -283,8 +283,10 @@ class FolderSample(FileWalk):
         files = {file.path: file for pair in first for unit in pair for file in unit}
         if not files:
             return False
-        found = ((f.entry, f.series) for f in index_of_files([*files.values()], self._key).files())
-        names = {file: s.study if self._whole == "study" else s.id for file, s in found if s}
+        indexed = (
+            (f.entry, f.series) for f in index_of_files([*files.values()], self._key).files()
+        )
+        names = {file: s.study if self._whole == "study" else s.id for file, s in indexed if s}
         return any(
             {names.get(file) for file in left} & {names.get(file) for file in right} - {None, ""}
             for left, right in first
@@ -359,13 +361,13 @@ class FolderSample(FileWalk):
         means = np.bincount(self._strata, amounts) / counts
         squares = np.bincount(self._strata, (amounts - means[self._strata]) ** 2)
         total = float((self._sizes * means).sum())
-        left = self._sizes * (self._sizes - counts)  # none in a stratum of which all is taken
-        parts = left * squares / np.maximum(counts - 1, 1) / counts
-        variance = float(parts.sum())
+        unsampled = self._sizes * (self._sizes - counts)  # none in a stratum of which all is taken
+        variances = unsampled * squares / np.maximum(counts - 1, 1) / counts
+        variance = float(variances.sum())
         sampled, by_entries = float(amounts.sum()), float((amounts / self._shares).sum())
         factor = 1.0
         if variance:
-            freedom = max(variance**2 / float((parts**2).sum()), _LEAST_DF)
+            freedom = max(variance**2 / float((variances**2).sum()), _LEAST_DF)
             quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom))
             factor = math.exp(min(quantile * math.sqrt(variance) / total, 700.0))
         low, high = min(total / factor, by_entries), max(total * factor, by_entries)

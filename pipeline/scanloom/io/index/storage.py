@@ -221,10 +221,10 @@ class Store:
         import pyarrow as pa
 
         if self._path is not None and self._writable is not None:
-            place = self._place(self._path, name)
+            path = self._file_path(self._path, name)
             try:
-                with self._writable(place.parent):
-                    write_private(place, write)
+                with self._writable(path.parent):
+                    write_private(path, write)
             except OSError:
                 if not self._keep_in_memory:
                     raise
@@ -244,9 +244,9 @@ class Store:
 
         if name in self._memory:
             return pa.BufferReader(self._memory[name])
-        if self._path is None or not self._place(self._path, name).is_file():
+        if self._path is None or not self._file_path(self._path, name).is_file():
             raise FileNotFoundError
-        return pa.OSFile(os.fspath(self._place(self._path, name)))
+        return pa.OSFile(os.fspath(self._file_path(self._path, name)))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files that only this process knows."""
@@ -254,7 +254,7 @@ class Store:
             self._memory.pop(name, None)
             if self._path is not None:
                 with suppress(OSError):
-                    self._place(self._path, name).unlink(missing_ok=True)
+                    self._file_path(self._path, name).unlink(missing_ok=True)
 
     def keep(self, names: Iterable[str]) -> None:
         """Remove other parts if no catalogue named them for long, and what killed processes left.
@@ -273,7 +273,7 @@ class Store:
                 elif file.suffix == ".parquet" and file.lstat().st_mtime < now - _UNNAMED_FOR_S:
                     file.unlink()
 
-    def _place(self, path: Path, name: str) -> Path:
+    def _file_path(self, path: Path, name: str) -> Path:
         if not name:
             return path
         return path.with_suffix("") / (name if name.startswith(_PIECE) else f"{name}.parquet")
@@ -430,7 +430,7 @@ def write_part(part: Part, store: Store, name: str) -> None:
 
 
 class Catalogue(NamedTuple):
-    """What the catalogue says beside the series.
+    """Content of the catalogue besides the series.
 
     Parameters
     ----------
@@ -530,8 +530,8 @@ def write_catalogue(
 
     schema = _catalogue_schema()
 
-    def write(place: Any) -> None:
-        with parquet_writer(place, schema, **_COMPRESSION) as writer:
+    def write(target: Any) -> None:
+        with parquet_writer(target, schema, **_COMPRESSION) as writer:
             rows, n_rows = iter(series), 0
             while batch := list(itertools.islice(rows, _ROW_GROUP)):
                 writer.write_table(pa.table(_series_arrays(batch), schema))
@@ -640,11 +640,11 @@ class SortedOnDisk:
         name, schema = process_file_name(_PIECE), self._to_table([]).schema
         options = pa.ipc.IpcWriteOptions(compression="lz4")
 
-        def write(place: Any) -> None:
+        def write(target: Any) -> None:
             # Not Parquet: its metadata of a hundred pieces would be in memory at once
-            with pa.ipc.new_stream(place, schema, options=options) as writer:
-                left = iter(rows)
-                while batch := list(itertools.islice(left, _BATCH)):
+            with pa.ipc.new_stream(target, schema, options=options) as writer:
+                remaining = iter(rows)
+                while batch := list(itertools.islice(remaining, _BATCH)):
                     writer.write_table(self._to_table(batch))
 
         self._store.write(name, write)
@@ -777,7 +777,7 @@ def _version() -> bytes:
 
 
 def _write_table(store: Store, name: str, table: pa.Table) -> None:
-    store.write(name, lambda place: write_parquet(table, place, **_COMPRESSION))
+    store.write(name, lambda target: write_parquet(table, target, **_COMPRESSION))
 
 
 def _part_table(part: Part) -> pa.Table:

@@ -124,14 +124,14 @@ class FileWalk:
         `paths_of` returns the listed paths that have one of these inodes.
         """
         links, roots = self._walker.links, self._linked_roots
-        found = {entry.path: entry for entry in (*roots, *links.values())}
-        if not found:
+        linked = {entry.path: entry for entry in (*roots, *links.values())}
+        if not linked:
             return []
-        inodes = frozenset(entry.inode for entry in found.values())
-        others = {*paths_of(inodes), *(entry.path for entry in roots)} - links.keys()
-        real = {os.path.realpath(path.split(MEMBER_SEPARATOR)[0]) for path in others}
+        inodes = frozenset(entry.inode for entry in linked.values())
+        listed = {*paths_of(inodes), *(entry.path for entry in roots)} - links.keys()
+        real = {os.path.realpath(path.split(MEMBER_SEPARATOR)[0]) for path in listed}
         marked = []
-        for entry in found.values():
+        for entry in linked.values():
             if entry.path in links:
                 target = os.path.realpath(entry.path)
                 if target in real:

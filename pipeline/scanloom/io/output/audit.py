@@ -68,7 +68,7 @@ class AuditTrail:
         self.path = out / PRIVATE / AUDIT
         self._key = _chain_key(key)
 
-    def append(self, event: Event, what: Mapping[str, Any]) -> None:
+    def append(self, event: Event, details: Mapping[str, Any]) -> None:
         """Append a line; it is on the disk when this returns.
 
         Parameters
@@ -83,12 +83,12 @@ class AuditTrail:
             If it can't be written: then the file is as before.
         """
         with locked_folder(self.path.parent):
-            self.append_locked(event, what)
+            self.append_locked(event, details)
 
-    def append_locked(self, event: Event, what: Mapping[str, Any]) -> None:
+    def append_locked(self, event: Event, details: Mapping[str, Any]) -> None:
         """Append a line as `append` does, for one who holds the lock of the private folder."""
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        plain = {"time": moment, "event": event, "user": _user(), **what}
+        plain = {"time": moment, "event": event, "user": _user(), **details}
         body = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
         descriptor = open_link_free(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -103,7 +103,7 @@ class AuditTrail:
 
 
 def audit_trail(out: Path, key: Path | None) -> AuditTrail | None:
-    """Return the trail of an output folder; None where there is none, or its key is missing.
+    """Return the trail of an output folder; None where it or its key is missing.
 
     Parameters
     ----------
@@ -166,15 +166,15 @@ def result_line(folder: Path) -> tuple[Event, dict[str, Any]]:
     """
     case = read_json(folder / CASE)
     sums = read_regular_file(folder / CHECKSUMS, MAX_DOCUMENT_BYTES)
-    what = {
+    details = {
         "case": case["case"],
         "sums": hashlib.sha256(sums).hexdigest(),
         "weights": {each["name"]: each["weights_sha256"] for each in case["models"]},
     }
     if revision := case.get("revision"):
         by = {"revision": revision["number"], "reviewer": revision["reviewer"]}
-        return "corrected", what | by
-    return "segmented", what
+        return "corrected", details | by
+    return "segmented", details
 
 
 def _chain_key(key: bytes) -> bytes:

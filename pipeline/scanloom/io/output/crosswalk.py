@@ -53,7 +53,7 @@ MAX_LINES_BYTES = 1 << 24
 """Size of the lines at which they become part of a table of any size: they are read as objects."""
 _IDS_AT_ONCE = 20_000
 """Ids that are looked up together."""
-_Wanted = tuple[str, Sequence[str]]
+_Filter = tuple[str, Sequence[str]]
 """A column, and the values that rows are to have in it."""
 
 _HEADER_COLUMNS = {
@@ -170,9 +170,9 @@ def gather_sources(private: Path, sources: Sequence[SourceRecord] = ()) -> None:
     before = _rows(_read_table(table, COLUMNS, _of(added))) if added else ()
     after = _with_added(before, added)
     if after != before:
-        kept = _others(table, COLUMNS, added)
-        parts = itertools.chain(kept, [_table(after)])
-        write_private(table, lambda draft: write_groups(draft, _table([]).schema, parts))
+        kept = _kept(table, COLUMNS, added)
+        tables = itertools.chain(kept, [_table(after)])
+        write_private(table, lambda draft: write_groups(draft, _table([]).schema, tables))
     lines.unlink(missing_ok=True)  # after the table has them
 
 
@@ -186,7 +186,7 @@ def find_sources(
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    return _rows(_read(out, wanted=(column, ids)))
+    return _rows(_read(out, include=(column, ids)))
 
 
 def source_rows(out: Path, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
@@ -206,7 +206,7 @@ def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    return _rows(_read(out, wanted=("study_uid", [study_uid])))
+    return _rows(_read(out, include=("study_uid", [study_uid])))
 
 
 def known_ids(out: Path) -> Set[str]:
@@ -315,7 +315,7 @@ def stamp(out: Path) -> tuple[object, ...]:
     return tuple(s and (s.st_ino, s.st_mtime_ns, s.st_size) for s in states)
 
 
-def _read(out: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = None) -> pa.Table:
+def _read(out: Path, columns: Sequence[str] = COLUMNS, include: _Filter | None = None) -> pa.Table:
     """Return columns of the crosswalk: of all rows, or of those with some values in a column."""
     import pyarrow as pa
 
@@ -323,11 +323,11 @@ def _read(out: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = 
 
     def read(lines: BinaryIO | None) -> pa.Table:
         if lines is None:
-            return _read_table(table, columns, wanted)
+            return _read_table(table, columns, include)
         added = list(_appended(lines))
         after = _with_added(_rows(_read_table(table, COLUMNS, _of(added))), added)
-        newest = _filtered(_table(after), wanted).select(list(columns))
-        return pa.concat_tables([*_others(table, columns, added, wanted), newest])
+        newest = _filtered(_table(after), include).select(list(columns))
+        return pa.concat_tables([*_kept(table, columns, added, include), newest])
 
     try:
         return read_both(out / PRIVATE / CROSSWALK_LINES, read)
@@ -335,16 +335,16 @@ def _read(out: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = 
         raise _unreadable(CROSSWALK_LINES, exc) from exc
 
 
-def _read_table(path: Path, columns: Sequence[str], wanted: _Wanted | None) -> pa.Table:
+def _read_table(path: Path, columns: Sequence[str], include: _Filter | None) -> pa.Table:
     """Return columns of the table alone, a group of rows at a time if only some are wanted."""
     import pyarrow as pa
 
-    parts = _groups(path, columns, wanted)
-    return pa.concat_tables([_table([]).select(list(columns)), *parts])
+    groups = _groups(path, columns, include)
+    return pa.concat_tables([_table([]).select(list(columns)), *groups])
 
 
 def _groups(
-    path: Path, columns: Sequence[str], wanted: _Wanted | None, unwanted: _Wanted | None = None
+    path: Path, columns: Sequence[str], include: _Filter | None, exclude: _Filter | None = None
 ) -> Iterator[pa.Table]:
     """Yield columns of the table, a group of rows at a time, without those that have others."""
     import pyarrow as pa
@@ -356,14 +356,17 @@ def _groups(
     try:
         with open_regular_file(path) as plain, open_parquet(plain) as file:
             for n in range(file.num_row_groups):
-                if wanted is not None:
-                    keys = file.read_row_group(n, [wanted[0]], use_threads=False)
-                    if not _filtered(keys, wanted).num_rows:
+                if include is not None:
+                    keys = file.read_row_group(n, [include[0]], use_threads=False)
+                    if not _filtered(keys, include).num_rows:
                         continue
-                names = {*columns, *(each[0] for each in (wanted, unwanted) if each is not None)}
-                rows = _filtered(file.read_row_group(n, sorted(names), use_threads=False), wanted)
-                if unwanted is not None:
-                    rows = rows.filter(compute.invert(_holds(rows, *unwanted)))
+                names = {
+                    *columns,
+                    *(each[0] for each in (include, exclude) if each is not None),
+                }
+                rows = _filtered(file.read_row_group(n, sorted(names), use_threads=False), include)
+                if exclude is not None:
+                    rows = rows.filter(compute.invert(_holds(rows, *exclude)))
                 if "phase" in columns and tuple(file.schema_arrow.names) == COLUMNS[:-1]:
                     # of a version before
                     rows = rows.append_column("phase", pa.repeat("", len(rows)))
@@ -373,8 +376,8 @@ def _groups(
         raise _unreadable(CROSSWALK, exc) from exc
 
 
-def _filtered(table: pa.Table, wanted: _Wanted | None) -> pa.Table:
-    return table if wanted is None else table.filter(_holds(table, *wanted))
+def _filtered(table: pa.Table, include: _Filter | None) -> pa.Table:
+    return table if include is None else table.filter(_holds(table, *include))
 
 
 def _unreadable(name: str, error: Exception) -> ScanError:
@@ -393,18 +396,18 @@ def _appended(file: BinaryIO) -> Iterator[SourceRecord]:
         raise _unreadable(CROSSWALK_LINES, exc) from exc
 
 
-def _of(added: Sequence[SourceRecord]) -> _Wanted:
+def _of(added: Sequence[SourceRecord]) -> _Filter:
     return "id", [row.id for row in added]
 
 
-def _others(
+def _kept(
     table: Path,
     columns: Sequence[str],
     added: Sequence[SourceRecord],
-    wanted: _Wanted | None = None,
+    include: _Filter | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the rows of the table whose ids were not added again, a group at a time."""
-    return _groups(table, columns, wanted, _of(added) if added else None)
+    return _groups(table, columns, include, _of(added) if added else None)
 
 
 def _with_added(

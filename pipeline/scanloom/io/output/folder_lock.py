@@ -56,10 +56,10 @@ class Holder(NamedTuple):
     def parse(cls, text: str) -> Self | None:
         """Return the holder that the file of a lock describes; None if it describes none."""
         try:
-            told = json.loads(text)
-            host, process = str(told["host"]), int(told["process"])
+            fields = json.loads(text)
+            host, process = str(fields["host"]), int(fields["process"])
             return cls(
-                host, str(told.get("space")), process, str(told["start"]), str(told["since"])
+                host, str(fields.get("space")), process, str(fields["start"]), str(fields["since"])
             )
         except (ValueError, KeyError, TypeError):
             return None
@@ -114,7 +114,7 @@ def take_lock(path: Path, content: str, *, synced: bool = True) -> bool:
 
 
 def read_lock(path: Path) -> str | None:
-    """Return the content of a lock; None if there is none, empty if it says nothing."""
+    """Return the content of a lock; None if it is missing, empty if it says nothing."""
     try:
         return read_regular_file(path / HOLDER, _MAX_BYTES).decode("utf-8", "replace")
     except OSError:

@@ -76,7 +76,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
     Raises
     ------
     ValueError, TypeError, AttributeError
-        If it is no JSON object, or differs from its checksum.
+        If it is not a JSON object, or differs from its checksum.
     """
     row: dict[str, Any] = json.loads(line)
     checksum = row.pop(_CHECKSUM, None)
@@ -132,7 +132,7 @@ def write_groups(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> N
 
 
 def file_state(path: Path) -> os.stat_result | None:
-    """Return the state of a file, None if there is none."""
+    """Return the state of a file; None if it is missing."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -140,7 +140,7 @@ def file_state(path: Path) -> os.stat_result | None:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a file, 0 if there is none."""
+    """Return the size of a file; 0 if it is missing."""
     state = file_state(path)
     return 0 if state is None else state.st_size
 

@@ -88,14 +88,14 @@ def read_ids(path: Path, column: str | None = None) -> pa.Array:
 
     with _open_table(path) as (names, batches):
         name = _columns(names, column).ids
-        found = [_ids(batch, name) for batch in batches(_id_columns(names, name))]
-        return pa.chunked_array(found, pa.string()).unique()
+        chunks = [_ids(batch, name) for batch in batches(_id_columns(names, name))]
+        return pa.chunked_array(chunks, pa.string()).unique()
 
 
 def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Return the column names and the rows, as text, of a CSV (UTF-8, commas) or Parquet table.
 
-    The apostrophe before a cell of a CSV that a spreadsheet would execute is no part of its text.
+    The apostrophe before a cell of a CSV that a spreadsheet would execute is not part of its text.
 
     Raises
     ------
@@ -159,14 +159,14 @@ def join_parquet(
     table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
     columns = _columns(table.column_names, column)
     joined, unknown = table.select(list(columns.kept)), 0
-    parts: list[list[pa.Array]] = [[] for _ in SOURCE_COLUMNS]
+    added: list[list[pa.Array]] = [[] for _ in SOURCE_COLUMNS]
     for batch in table.select(_id_columns(table.column_names, columns.ids, *_ADDED)).to_batches():
         sources, missing = _sources_of(batch, columns.ids, find_sources)
         unknown += missing
-        for part, source in zip(parts, sources, strict=True):
-            part.append(source)
-    for name, part in zip(_ADDED, parts, strict=True):
-        joined = joined.append_column(name, pa.chunked_array(part, pa.string()))
+        for chunks, source in zip(added, sources, strict=True):
+            chunks.append(source)
+    for name, chunks in zip(_ADDED, added, strict=True):
+        joined = joined.append_column(name, pa.chunked_array(chunks, pa.string()))
     write_parquet(joined, target)
     return unknown
 
@@ -189,16 +189,16 @@ def _sources_of(
         is_number = compute.match_substring_regex(texts, "^[0-9]{1,18}$")
         copies = compute.if_else(is_number, texts, "1").cast(pa.int64())
     sources = find_sources(_ids(batch, column), copies)
-    found = [sources.column(name).combine_chunks() for name in SOURCE_COLUMNS]
+    values = [sources.column(name).combine_chunks() for name in SOURCE_COLUMNS]
     is_unknown = compute.is_null(sources.column("path").combine_chunks())  # a source has a path
-    for place, name in enumerate(_ADDED):
+    for index, name in enumerate(_ADDED):
         if name in batch.schema.names and name != column:
-            told = _texts(batch.column(name))
-            is_kept = compute.and_(is_unknown, compute.not_equal(told, ""))
-            found[place] = compute.if_else(is_kept, told, found[place])
+            existing = _texts(batch.column(name))
+            is_kept = compute.and_(is_unknown, compute.not_equal(existing, ""))
+            values[index] = compute.if_else(is_kept, existing, values[index])
     is_named = compute.not_equal(_trimmed(batch.column(column)), "")
-    unknown = compute.and_(is_named, compute.is_null(compute.coalesce(*found)))
-    return found, compute.sum(unknown).as_py() or 0
+    unknown = compute.and_(is_named, compute.is_null(compute.coalesce(*values)))
+    return values, compute.sum(unknown).as_py() or 0
 
 
 def _cells(texts: pa.Array) -> pa.Array:
@@ -290,11 +290,11 @@ def _read_csv(path: Path) -> pa.Table:
         texts = pa.schema([(name, pa.string()) for name in names])
         plain = ([_unescaped(each) for each in batch.columns] for batch in batches(names))
         table = pa.Table.from_batches((pa.record_batch(each, texts) for each in plain), texts)
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if name in (*INTEGER_COLUMNS, _COPY):
-            table = table.set_column(place, name, _numbers(table[name], pa.int64()))
+            table = table.set_column(index, name, _numbers(table[name], pa.int64()))
         elif name in FLOAT_COLUMNS or name.startswith(_FEATURES):
-            table = table.set_column(place, name, _numbers(table[name], pa.float64()))
+            table = table.set_column(index, name, _numbers(table[name], pa.float64()))
     return table
 
 
@@ -309,7 +309,7 @@ def _unescaped(cells: pa.Array) -> pa.Array:
 
 
 def _numbers(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return texts as numbers, null if empty; unchanged if one of them is none."""
+    """Return texts as numbers, null if empty; unchanged if one of them is not a number."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -362,7 +362,7 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
 
 
 def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches; what is raised where they are used is no damage of the table."""
+    """Yield batches; what is raised where they are used is not damage of the table."""
     import pyarrow as pa
 
     while True:

@@ -237,10 +237,10 @@ class Ledger:
         if not self._is_right or recipe not in self._recipes:
             return [False] * len(names)
         rows = self._lookup.first_rows(names)
-        places, requested = pa.array(rows, mask=rows < 0), pa.array(values, pa.string())
-        numbers = pa.array(self._recipe_numbers).take(places)
+        positions, requested = pa.array(rows, mask=rows < 0), pa.array(values, pa.string())
+        numbers = pa.array(self._recipe_numbers).take(positions)
         is_current = compute.and_(
-            compute.equal(self._columns[column].take(places), requested),
+            compute.equal(self._columns[column].take(positions), requested),
             compute.equal(numbers, self._recipes.index(recipe)),
         )
         is_known = compute.and_(is_current.fill_null(False), compute.not_equal(requested, ""))
@@ -253,15 +253,17 @@ class Ledger:
         It may be a result of other files than those of the case, such as a copy of them. Notes are
         written some thousand at once, and by `gather`. A folder without a result needs none.
         """
-        found = self._find(case.folder_name)
-        if found is None:
+        position = self._find(case.folder_name)
+        if position is None:
             return
-        name, inode = case.folder_name, self._listed["inode"][found].as_py()
+        name, inode = case.folder_name, self._listed["inode"][position].as_py()
         row = PublishedCase(name, case.id, "", "", "", 0)  # nothing may be said of it
         if whole:
             with suppress(*_DAMAGE):
                 row = PublishedCase.read(case_folder(self._out, name), name, inode)
-        if self._provenance(found) == ((row.recipe, row.source, row.stamp) if row.inode else _NONE):
+        if self._provenance(position) == (
+            (row.recipe, row.source, row.stamp) if row.inode else _NONE
+        ):
             return
         self._noted.append((row, inode))
         if len(self._noted) >= _NOTED_AT_ONCE:
@@ -284,11 +286,11 @@ class Ledger:
 
         A source whose stamp was stored since is the same source.
         """
-        for place in self._known().tolist():
-            name = self._names[place].as_py()
+        for position in self._known().tolist():
+            name = self._names[position].as_py()
             with suppress(*_DAMAGE):  # what is damaged can't be compared
                 row = PublishedCase.read(case_folder(self._out, name), name, 0)
-                if (row.recipe, row.source) != self._provenance(place)[:2]:
+                if (row.recipe, row.source) != self._provenance(position)[:2]:
                     yield name
 
     def rebuild(self) -> None:
@@ -307,15 +309,15 @@ class Ledger:
 
         def rows() -> Iterator[pa.Table]:
             for listed in self._listed.to_batches(max_chunksize=_ROWS_AT_ONCE):
-                found = list[dict[str, object]]()
+                rows_of_batch = list[dict[str, object]]()
                 for each in listed.to_pylist():
                     folder = case_folder(self._out, each["name"])
                     with suppress(*_DAMAGE):
                         read_provenance(folder)  # checks the files
-                        found.append(
+                        rows_of_batch.append(
                             asdict(PublishedCase.read(folder, each["name"], each["inode"]))
                         )
-                yield pa.Table.from_pylist(found, _schema())
+                yield pa.Table.from_pylist(rows_of_batch, _schema())
 
         with locked_folder(private):
             write_private(private / LEDGER, lambda draft: write_groups(draft, _schema(), rows()))
@@ -337,21 +339,21 @@ class Ledger:
         return 0 if state is None else state.st_ino
 
     def _find(self, name: str) -> int | None:
-        """Return the place of a folder in the list."""
+        """Return the position of a folder in the list."""
         return self._lookup.first_row(name)
 
     def _known(self) -> NDArray[np.int64]:
-        """Return the places of the folders of which something is said."""
+        """Return the positions of the folders of which something is said."""
         import numpy as np
 
         return np.flatnonzero(self._recipe_numbers < len(self._recipes) - 1)
 
-    def _provenance(self, place: int) -> tuple[str | None, ...]:
-        of_source = (column[place].as_py() for column in self._columns.values())
-        return (self._recipe(place), *of_source)
+    def _provenance(self, position: int) -> tuple[str | None, ...]:
+        of_source = (column[position].as_py() for column in self._columns.values())
+        return (self._recipe(position), *of_source)
 
-    def _recipe(self, place: int) -> str | None:
-        return self._recipes[int(self._recipe_numbers[place])]
+    def _recipe(self, position: int) -> str | None:
+        return self._recipes[int(self._recipe_numbers[position])]
 
     def _listed_rows(self) -> pa.Table:
         """Return the provenance of each listed folder, null where its row is void or missing."""
@@ -372,12 +374,12 @@ class Ledger:
 
     def _is_sample_right(self) -> bool:
         """Return whether folders say what their rows do: all, or CHECKED of them at random."""
-        for place in sample(self._known()):
+        for position in sample(self._known()):
             try:
-                made_by = read_provenance(case_folder(self._out, self._names[place].as_py()))
+                made_by = read_provenance(case_folder(self._out, self._names[position].as_py()))
             except _DAMAGE:
                 return False
-            if (made_by.recipe, made_by.source, made_by.stamp) != self._provenance(place):
+            if (made_by.recipe, made_by.source, made_by.stamp) != self._provenance(position):
                 return False
         return True
 
@@ -396,12 +398,12 @@ def list_folders(out: Path) -> pa.Table:
     types = (pa.string(), pa.uint64(), pa.bool_())
     schema = pa.schema(zip(("name", "inode", "fanned"), types, strict=True))
     listed = ((entry.name, entry.inode(), fanned) for entry, fanned in case_entries(out))
-    parts = [schema.empty_table()]
+    tables = [schema.empty_table()]
     with suppress(FileNotFoundError, NotADirectoryError):
         while batch := list(itertools.islice(listed, _ROWS_AT_ONCE)):
             columns = zip(zip(*batch, strict=True), types, strict=True)
-            parts.append(pa.table([pa.array(values, kind) for values, kind in columns], schema))
-    folders = _sorted(pa.concat_tables(parts), ("fanned", "ascending")).drop_columns(["fanned"])
+            tables.append(pa.table([pa.array(values, kind) for values, kind in columns], schema))
+    folders = _sorted(pa.concat_tables(tables), ("fanned", "ascending")).drop_columns(["fanned"])
     return _first_of_name(folders).combine_chunks()
 
 
@@ -420,32 +422,32 @@ def rows_of_folders(listed: pa.Table, tables: Iterable[pa.Table], schema: pa.Sch
     import pyarrow as pa
     from pyarrow import compute
 
-    parts, done = [schema.empty_table()], 0
+    pieces, done = [schema.empty_table()], 0
     names = listed["name"].combine_chunks()
     for rows in tables:
         # Both are sorted: the list's part up to the last row has all folders of the rows
-        end = place_of(names, rows["name"][-1].as_py(), behind=True)
+        end = position_of(names, rows["name"][-1].as_py(), behind=True)
         folders, done = listed.slice(done, end - done), end
-        found = compute.index_in(folders["name"], rows["name"])
-        is_same = compute.equal(rows["inode"].take(found), folders["inode"])
-        parts.append(rows.select(schema.names).take(compute.if_else(is_same, found, None)))
-    parts.append(parts[0].take(pa.nulls(len(names) - done, pa.int32())))
-    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+        positions = compute.index_in(folders["name"], rows["name"])
+        is_same = compute.equal(rows["inode"].take(positions), folders["inode"])
+        pieces.append(rows.select(schema.names).take(compute.if_else(is_same, positions, None)))
+    pieces.append(pieces[0].take(pa.nulls(len(names) - done, pa.int32())))
+    return pa.concat_tables(pieces).unify_dictionaries().combine_chunks()
 
 
-def sample(places: NDArray[np.int64]) -> list[int]:
-    """Return the folders to be read this time: CHECKED of the places, at random, in order."""
+def sample(positions: NDArray[np.int64]) -> list[int]:
+    """Return the folders to be read this time: CHECKED of the positions, at random, in order."""
     import numpy as np
 
-    if len(places) > CHECKED:
-        places = np.random.default_rng().choice(places, CHECKED, replace=False)
-    return [int(place) for place in np.sort(places)]
+    if len(positions) > CHECKED:
+        positions = np.random.default_rng().choice(positions, CHECKED, replace=False)
+    return [int(position) for position in np.sort(positions)]
 
 
-def place_of(names: pa.Array, name: str, *, behind: bool = False) -> int:
-    """Return where a name is in sorted names, or the place behind it."""
+def position_of(names: pa.Array, name: str, *, behind: bool = False) -> int:
+    """Return where a name is in sorted names, or the position behind it."""
     search = bisect_right if behind else bisect_left
-    return search(range(len(names)), name, key=lambda place: names[place].as_py())
+    return search(range(len(names)), name, key=lambda position: names[position].as_py())
 
 
 def _schema() -> pa.Schema:
@@ -459,7 +461,7 @@ def _schema() -> pa.Schema:
 
 @contextmanager
 def _open_table(path: Path) -> Iterator[parquet.ParquetFile | None]:
-    """Open the table; None if there is none."""
+    """Open the table; None if it is missing."""
     try:
         file = open_regular_file(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -478,10 +480,10 @@ def _last_rows(lines: BinaryIO | None) -> pa.Table:
     schema = _schema()
     if lines is None:
         return schema.empty_table()
-    parts, appended = [schema.empty_table()], filter(None, map(_parse, lines))
+    tables, appended = [schema.empty_table()], filter(None, map(_parse, lines))
     while batch := list(itertools.islice(appended, _ROWS_AT_ONCE)):
-        parts.append(pa.Table.from_pylist([asdict(row) for row in batch], schema))
-    rows = pa.concat_tables(parts)
+        tables.append(pa.Table.from_pylist([asdict(row) for row in batch], schema))
+    rows = pa.concat_tables(tables)
     order = pa.array(range(rows.num_rows), pa.int64())
     newest_first = _sorted(rows.append_column("line", order), ("line", "descending"))
     return _first_of_name(newest_first.drop_columns(["line"]))
@@ -525,7 +527,7 @@ def _merged(table: parquet.ParquetFile | None, added: pa.Table) -> Iterator[pa.T
         numbers = range(table.num_row_groups)
         older = (table.read_row_group(n, use_threads=False) for n in numbers)
     for rows in older:
-        end = place_of(added["name"], rows["name"][-1].as_py(), behind=True)
+        end = position_of(added["name"], rows["name"][-1].as_py(), behind=True)
         if end:
             newer, added = added.slice(0, end), added.slice(end)
             is_older = compute.is_in(rows["name"], newer["name"])

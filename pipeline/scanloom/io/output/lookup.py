@@ -50,17 +50,17 @@ class Lookup:
 
     def rows(self, value: str) -> list[int]:
         """Return the rows that have a value, in order."""
-        wanted, found = hash(value), list[int]()
-        place = bisect_left(self._hashes, wanted)
-        while place < len(self._hashes) and self._hashes[place] == wanted:
-            row = self._rows[place]
+        hashed, matches = hash(value), list[int]()
+        position = bisect_left(self._hashes, hashed)
+        while position < len(self._hashes) and self._hashes[position] == hashed:
+            row = self._rows[position]
             if self[row] == value:  # else only the hash is equal
-                found.append(row)
-            place += 1
-        return found
+                matches.append(row)
+            position += 1
+        return matches
 
     def first_row(self, value: str) -> int | None:
-        """Return the first row that has a value; None if there is none."""
+        """Return the first row that has a value, or None."""
         return next(iter(self.rows(value)), None)
 
     def first_rows(self, values: Sequence[str]) -> NDArray[np.int64]:
@@ -72,9 +72,9 @@ class Lookup:
         hashes, value_hashes = np.asarray(self._hashes), np.fromiter(map(hash, values), np.int64)
         if not len(hashes):
             return first
-        places = np.searchsorted(hashes, value_hashes).clip(max=len(hashes) - 1)
-        alike = np.flatnonzero(hashes[places] == value_hashes)
-        rows = np.asarray(self._rows)[places[alike]]
+        positions = np.searchsorted(hashes, value_hashes).clip(max=len(hashes) - 1)
+        alike = np.flatnonzero(hashes[positions] == value_hashes)
+        rows = np.asarray(self._rows)[positions[alike]]
         texts = pa.array([values[n] for n in alike.tolist()], pa.string())
         is_same = compute.equal(self.column.take(pa.array(rows)), texts).to_numpy(
             zero_copy_only=False

@@ -77,5 +77,5 @@ def read_parquet(source: Any, columns: Sequence[str], where: Any) -> pa.Table:
     with open_parquet(source) as file:
         batches = file.iter_batches(columns=list(columns), use_threads=False)
         schema = pa.schema([file.schema_arrow.field(name) for name in columns])
-        parts = [batch.filter(where) for batch in batches]
-        return pa.Table.from_batches(parts, schema)
+        filtered = [batch.filter(where) for batch in batches]
+        return pa.Table.from_batches(filtered, schema)

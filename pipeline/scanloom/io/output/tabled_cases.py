@@ -131,8 +131,8 @@ class TabledCases:
         """Yield the folders of the cases to be read, in order of their names."""
         import numpy as np
 
-        for place in np.flatnonzero(~self._unchanged).tolist():
-            yield case_folder(self._out, self._names[place].as_py())
+        for position in np.flatnonzero(~self._unchanged).tolist():
+            yield case_folder(self._out, self._names[position].as_py())
 
     def read_all(self) -> None:
         """Copy no rows: all cases are to be read."""
@@ -141,8 +141,8 @@ class TabledCases:
 
     def note(self, case: ReadCase, columns: Sequence[str]) -> None:
         """Note a case that was read, and the columns of its features."""
-        place = ledger.place_of(self._names, case.name)
-        inode, outdated = self._listed["inode"][place].as_py(), case.case in self._outdated
+        position = ledger.position_of(self._names, case.name)
+        inode, outdated = self._listed["inode"][position].as_py(), case.case in self._outdated
         row = {"inode": inode, "outdated": outdated, "columns": json.dumps(columns)}
         self._new.append(case._asdict() | row)
         if len(self._new) >= BATCH_ROWS:
@@ -165,7 +165,9 @@ class TabledCases:
         """Yield the names of the cases whose rows are copied, in order."""
         import numpy as np
 
-        return (self._names[place].as_py() for place in np.flatnonzero(self._unchanged).tolist())
+        return (
+            self._names[position].as_py() for position in np.flatnonzero(self._unchanged).tolist()
+        )
 
     def save(self, damaged: Collection[str], written: States) -> None:
         """Store what the tables were made of; cases of which a part was damaged are read again.
@@ -232,15 +234,15 @@ class TabledCases:
         outdated = compute.is_in(before["case"], pa.array(sorted(self._outdated), pa.string()))
         same = compute.fill_null(compute.equal(outdated, before["outdated"]), False)
         unchanged: NDArray[np.bool_] = np.array(same.to_numpy())
-        places = np.flatnonzero(unchanged)
-        if len(self._names) > ledger.CHECKED and self._are_whole(ledger.sample(places)):
+        positions = np.flatnonzero(unchanged)
+        if len(self._names) > ledger.CHECKED and self._are_whole(ledger.sample(positions)):
             return unchanged
         return np.zeros_like(unchanged)
 
-    def _are_whole(self, places: Sequence[int]) -> bool:
+    def _are_whole(self, positions: Sequence[int]) -> bool:
         try:
-            for place in places:
-                check_files(case_folder(self._out, self._names[place].as_py()))
+            for position in positions:
+                check_files(case_folder(self._out, self._names[position].as_py()))
         except (OSError, ValueError, LookupError, TypeError, ScanError):
             return False
         return True
@@ -506,18 +508,18 @@ def _in_batches(
     """Yield rows in groups of BATCH_ROWS, and write their lines."""
     import pyarrow as pa
 
-    parts, count, rows = list[pa.Table](), 0, Rows()
+    tables, count, rows = list[pa.Table](), 0, Rows()
 
     def gather_rows() -> None:
         if rows:
-            parts.append(pa.Table.from_pylist(rows, schema))
+            tables.append(pa.Table.from_pylist(rows, schema))
             text.write(_lines(schema.names, rows))
             rows.clear()
 
     for piece in pieces:
         if isinstance(piece, Copied):
             gather_rows()
-            parts.append(piece.rows)
+            tables.append(piece.rows)
             text.writelines(piece.lines)
             count += piece.rows.num_rows
         else:
@@ -525,13 +527,13 @@ def _in_batches(
             count += len(piece)
         while count >= BATCH_ROWS:
             gather_rows()
-            whole = pa.concat_tables(parts).combine_chunks()
+            whole = pa.concat_tables(tables).combine_chunks()
             yield whole.slice(0, BATCH_ROWS)
             count -= BATCH_ROWS
-            parts = [whole.slice(BATCH_ROWS)]
+            tables = [whole.slice(BATCH_ROWS)]
     gather_rows()
     if count:
-        yield pa.concat_tables(parts).combine_chunks()
+        yield pa.concat_tables(tables).combine_chunks()
 
 
 def _lines(columns: Sequence[str], rows: Iterable[dict[str, Any]] | None = None) -> bytes:

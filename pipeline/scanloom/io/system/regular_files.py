@@ -42,16 +42,16 @@ def refuse_links_below(folder: Path | str) -> None:
 def _absolute(path: Path | str) -> str:
     """Return an absolute path without `..`, which names the file that the system would open.
 
-    `..` of a link is the folder above the link's target. Below a folder that refuses links there
-    are none, so that `..` is taken off the name there: the path stays below that folder.
+    `..` of a link is the folder above the link's target. A folder that refuses links has none
+    below it, so that `..` is taken off the name there: the path stays below that folder.
     """
     absolute = os.sep
-    for part in os.path.join(os.getcwd(), path).split(os.sep):
-        if part == "..":
+    for component in os.path.join(os.getcwd(), path).split(os.sep):
+        if component == "..":
             inside = _root_above(absolute) is not None
             absolute = os.path.dirname(absolute if inside else os.path.realpath(absolute))
-        elif part not in ("", os.curdir):
-            absolute = os.path.join(absolute, part)
+        elif component not in ("", os.curdir):
+            absolute = os.path.join(absolute, component)
     return absolute
 
 
@@ -186,7 +186,7 @@ def open_link_free(path: Path, flags: int, mode: int = 0o666) -> int:
     Raises
     ------
     OSError
-        ELOOP if it is a link, EINVAL if it is no regular file, EPERM if it is another user's.
+        ELOOP if it is a link, EINVAL if it is not a regular file, EPERM if it is another user's.
     """
     folder = open_descriptor(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, owned=True)
     try:

@@ -249,7 +249,7 @@ def _directions(fields: dict[str, str], dimension: int) -> list[tuple[float, ...
     in_time = [
         step is not None and len(step) == 4 and not any(step[:3]) and step[3] for step in steps
     ]
-    return [None if other else step for step, other in zip(steps, in_time, strict=True)]
+    return [None if is_temporal else step for step, is_temporal in zip(steps, in_time, strict=True)]
 
 
 def _axes(

@@ -1,4 +1,4 @@
-"""What DICOM objects made of a series share: its patient and study, references, codes and UIDs."""
+"""Data shared by DICOM objects made of a series: its patient and study, references, codes, UIDs."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def add_lossy_compression(shared: Dataset, first: Dataset) -> None:
     lossy = plain_text(first, "LossyImageCompression") == "01"
     shared.LossyImageCompression = "01" if lossy else "00"
     ratios, methods = (
-        [text.strip() for text in plain_text(first, f"LossyImageCompression{what}").split("\\")]
-        for what in ("Ratio", "Method")
+        [text.strip() for text in plain_text(first, f"LossyImageCompression{suffix}").split("\\")]
+        for suffix in ("Ratio", "Method")
     )
     if lossy and all(map(_NUMBER.fullmatch, ratios)):
         shared.LossyImageCompressionRatio = decimal_strings(ratios)
@@ -237,9 +237,9 @@ def encode_element(group: int, element: int, vr: str, text: str) -> bytes:
 
 def encode_sequence(group: int, element: int, *items: bytes) -> bytes:
     """Return a sequence of encoded items (PS3.5 7.5)."""
-    parts = [part for item in items for part in (ITEM, struct.pack("<I", len(item)), item)]
-    head = struct.pack("<HH2s2xI", group, element, b"SQ", sum(map(len, parts)))
-    return b"".join((head, *parts))
+    chunks = [chunk for item in items for chunk in (ITEM, struct.pack("<I", len(item)), item)]
+    head = struct.pack("<HH2s2xI", group, element, b"SQ", sum(map(len, chunks)))
+    return b"".join((head, *chunks))
 
 
 def encode_dataset(dataset: Dataset) -> bytes:

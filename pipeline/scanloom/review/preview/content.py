@@ -142,8 +142,8 @@ class PreviewContent:
             for t in s.structures
             if t.type.value in LUNG_CODES
         }
-        found = any(m.voxels and (m.model, m.number) in lungs for m in self.measurements)
-        is_shown = found and self.window in slicing.CT_WINDOWS
+        has_lung = any(m.voxels and (m.model, m.number) in lungs for m in self.measurements)
+        is_shown = has_lung and self.window in slicing.CT_WINDOWS
         return f"{self.window.text}, in lungs {slicing.LUNG.text}" if is_shown else self.window.text
 
     def picture(

@@ -434,13 +434,13 @@ def legend_entries(
     Many structures are grouped by system of the body, in the order of their numbers.
     """
     entries = []
-    found = [m for m in measurements if m.voxels]
+    nonempty = [m for m in measurements if m.voxels]
     for segmentation in segmentations:
         by_number = {s.number: s for s in segmentation.structures}
-        present = [m for m in found if m.model == segmentation.model]
+        present = [m for m in nonempty if m.model == segmentation.model]
         if len(segmentations) > 1 and present:
             entries.append(Entry(segmentation.title))
-        if len(found) <= MANY:
+        if len(nonempty) <= MANY:
             groups = {"": sorted(present, key=lambda m: (-m.volume_ml, m.number))}
         else:
             ordered = sorted(present, key=lambda m: m.number)

@@ -410,12 +410,12 @@ def filled(planes: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return masks (N, H, W), each with its holes filled, as by SciPy's `binary_fill_holes`."""
     within_planes = np.zeros((3, 3, 3), bool)
     within_planes[1] = generate_binary_structure(2, 1)
-    parts, count = label(~planes, within_planes)
+    regions, count = label(~planes, within_planes)
     outside = np.zeros(count + 1, bool)
-    for edge in (parts[:, 0], parts[:, -1], parts[:, :, 0], parts[:, :, -1]):
+    for edge in (regions[:, 0], regions[:, -1], regions[:, :, 0], regions[:, :, -1]):
         outside[edge] = True
     outside[0] = False  # the masks themselves
-    return np.asarray(~outside[parts])
+    return np.asarray(~outside[regions])
 
 
 def _steps(view: View) -> tuple[int, int, int]:

@@ -109,7 +109,7 @@ class Solid:
 
 
 def hides_others(structure: Structure, box: NDArray[np.int64], body: Corners) -> bool:
-    """Return whether a structure spans the body and is no organ, so that it would hide all others.
+    """Return whether a structure spans the body without being an organ, and so hides all others.
 
     `box` (2, 3) and `body` are first and last voxel in a view, by index.
     """

@@ -172,7 +172,7 @@ def _read_cases(
     for key in sorted(unlisted, key=lambda key: (-len(unlisted[key]), key)):
         ids = unlisted[key]
         manifest.left_out.append(ExclusionCount(*key, len(ids), None, tuple(ids[:MAX_IDS])))
-    yield from manifest.others()
+    yield from manifest.remaining()
 
 
 class StoredCases:
@@ -294,7 +294,7 @@ def _failure(out: Path, id_: str) -> ReportCase | None:
 
 
 class _Manifest:
-    """What the manifest says: counts, and the series without a result.
+    """Content of the manifest: counts, and the series without a result.
 
     Parameters
     ----------
@@ -321,18 +321,18 @@ class _Manifest:
     def without_result(self, *names: str) -> ReportCase | None:
         """Return the series with the first of some names, if it has a reason; all are known then.
 
-        Series that are known are none of `others`.
+        Series that are known are not in `remaining`.
         """
-        found = [n for n in map(self._ids.first_row, names) if n is not None]
-        self._is_known[found] = True
-        place = self._ids.first_row(names[0])
-        return None if place is None else self._case(self._rows.slice(place, 1).to_pylist()[0])
+        rows = [n for n in map(self._ids.first_row, names) if n is not None]
+        self._is_known[rows] = True
+        row = self._ids.first_row(names[0])
+        return None if row is None else self._case(self._rows.slice(row, 1).to_pylist()[0])
 
-    def others(self) -> Iterator[ReportCase]:
+    def remaining(self) -> Iterator[ReportCase]:
         """Yield the series that nobody asked for."""
         for first in range(0, len(self._rows), BATCH_SERIES):
-            others = np.flatnonzero(~self._is_known[first : first + BATCH_SERIES])
-            yield from map(self._case, self._rows.take(first + others).to_pylist())
+            unknown = np.flatnonzero(~self._is_known[first : first + BATCH_SERIES])
+            yield from map(self._case, self._rows.take(first + unknown).to_pylist())
 
     def _case(self, row: dict[str, str]) -> ReportCase:
         return ReportCase(row["case"], row["case"], row["outcome"], row["reason"], row["detail"])

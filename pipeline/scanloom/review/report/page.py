@@ -457,7 +457,7 @@ def _plain(distribution: outliers.Distribution) -> dict[str, Any]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Return a number with four significant digits; None if there is none."""
+    """Return a number with four significant digits; None if it is unknown or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 

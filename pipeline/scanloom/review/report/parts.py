@@ -67,8 +67,8 @@ class RowTable:
         """Add a row, as the page shows it."""
         self._rows.add(embedded(row))
         texts = (row["id"], row["detail"], *(f["text"] for f in row["findings"]))
-        words = " ".join((*texts, *row.get("source", ())))
-        self._words.add(words.replace("\n", " ").lower())
+        text = " ".join((*texts, *row.get("source", ())))
+        self._words.add(text.replace("\n", " ").lower())
         self._ids.add(row["id"])
         self._numbers.add("risk", row["risk"])
         self._numbers.add("seconds", row["seconds"])
@@ -101,52 +101,52 @@ class RowTable:
         Returns
         -------
         rows-0 ...
-            `ROWS` rows each, in the order of review: their places count from 0.
+            `ROWS` rows each, in the order of review: their positions count from 0.
         words-0 ...
             The words of `TEXTS` rows, lower case, a line each.
         codes-status ...
             Indices into `values`, one to four bytes each.
         values-risk, values-seconds, values-volume-0 ...
-            Numbers as float32; negative if there is none.
+            Numbers as float32; negative if unknown.
         has-0 ...
             A bit a row: whether the structure has a volume above 0.
         order-id, hash-id
-            Places in the order of ids, and the CRC-32 of each id.
+            Positions in the order of ids, and the CRC-32 of each id.
         """
         ids = self._ids.as_bytes()
         by_id = np.argsort(ids, kind="stable")
         hashes = np.fromiter(map(crc32, ids), np.uint32, len(ids))
         del ids
         # ids break ties, so that equal results give equal pages
-        places = by_id[np.argsort(-self._numbers.read("risk")[by_id], kind="stable")]
-        for n, of_part in enumerate(_cut(places, ROWS)):
+        ordered = by_id[np.argsort(-self._numbers.read("risk")[by_id], kind="stable")]
+        for n, of_part in enumerate(_cut(ordered, ROWS)):
             yield f"rows-{n}", f"[{','.join(map(self._rows.__getitem__, of_part))}]"
-        for n, of_part in enumerate(_cut(places, TEXTS)):
+        for n, of_part in enumerate(_cut(ordered, TEXTS)):
             yield f"words-{n}", embedded("\n".join(map(self._words.__getitem__, of_part)))
         for name, known in self._values.items():
             ranks = {value: rank for rank, value in enumerate(sorted(known))}
             rank_of = np.array([ranks[value] for value in known], np.uint32)
-            codes = self._numbers.read(name).astype(np.int64)[places]
+            codes = self._numbers.read(name).astype(np.int64)[ordered]
             kind = next(
                 k for k in (np.uint8, np.uint16, np.uint32) if len(known) <= np.iinfo(k).max
             )
             yield f"codes-{name}", _base64(rank_of[codes].astype(kind))
         for name in ("risk", "seconds"):
-            yield f"values-{name}", _base64(self._numbers.read(name).astype(np.float32)[places])
+            yield f"values-{name}", _base64(self._numbers.read(name).astype(np.float32)[ordered])
         for n in self._structures:
-            volumes = self._numbers.read(f"volume-{n}").astype(np.float32)[places]
+            volumes = self._numbers.read(f"volume-{n}").astype(np.float32)[ordered]
             yield f"values-volume-{n}", _base64(volumes)
             yield f"has-{n}", _base64(np.packbits(volumes > 0, bitorder="little"))
-        place_of = np.empty(len(places), np.uint32)
-        place_of[places] = np.arange(len(places), dtype=np.uint32)
-        yield "order-id", _base64(place_of[by_id])
-        yield "hash-id", _base64(hashes[places])
+        position_of = np.empty(len(ordered), np.uint32)
+        position_of[ordered] = np.arange(len(ordered), dtype=np.uint32)
+        yield "order-id", _base64(position_of[by_id])
+        yield "hash-id", _base64(hashes[ordered])
 
 
-def _cut(places: NDArray[np.int64], size: int) -> Iterator[list[int]]:
-    """Yield places, some at a time."""
-    for first in range(0, len(places), size):
-        yield places[first : first + size].tolist()
+def _cut(rows: NDArray[np.int64], size: int) -> Iterator[list[int]]:
+    """Yield rows, some at a time."""
+    for first in range(0, len(rows), size):
+        yield rows[first : first + size].tolist()
 
 
 def embedded(data: Any) -> str:
@@ -199,9 +199,9 @@ def write_parts(folder: Path, parts: Iterator[tuple[str, str]], mode: int) -> st
 def remove_others(folder: Path, name: str) -> None:
     """Remove older folders of parts than that with a name, if there are any."""
     now = time.time()
-    for other in folder.iterdir() if folder.is_dir() else ():
+    for entry in folder.iterdir() if folder.is_dir() else ():
         for form, age in ((_SET, OLD_S), (_DRAFT, ABANDONED_S)):
             with suppress(FileNotFoundError):  # removed by another process
-                is_old = other.lstat().st_mtime < now - age
-                if form.fullmatch(other.name) and other.name != name and is_old:
-                    shutil.rmtree(other, ignore_errors=True)  # a link is left as it is
+                is_old = entry.lstat().st_mtime < now - age
+                if form.fullmatch(entry.name) and entry.name != name and is_old:
+                    shutil.rmtree(entry, ignore_errors=True)  # a link is left as it is

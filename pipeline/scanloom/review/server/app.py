@@ -194,7 +194,7 @@ class Routes:
         if fields.between is not None and image is None:
             raise RefusedError(409, "NO_IMAGE", "A range takes the scan, which is not here.")
 
-        def made(draft: LabelDraft) -> Step | None:
+        def make_step(draft: LabelDraft) -> Step | None:
             canvas = Canvas(stroke.layer, draft.layer(stroke.layer), draft.spacing)
             if fields.shape == "polygon":
                 return paint_polygon(canvas, stroke)
@@ -203,7 +203,7 @@ class Routes:
                 return paint_between(canvas, stroke, image.array, low, high)
             return stroke
 
-        return self._changed(case, reviewer, version, made)
+        return self._changed(case, reviewer, version, make_step)
 
     def tool(self, request: Request, reviewer: str) -> Response:
         """Change a structure of the reviewer's draft by a tool."""
@@ -214,7 +214,7 @@ class Routes:
         if fields.label not in {s["number"] for s in case.layers[fields.layer].structures}:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
 
-        def made(draft: LabelDraft) -> Step | None:
+        def make_step(draft: LabelDraft) -> Step | None:
             canvas = Canvas(fields.layer, draft.layer(fields.layer), draft.spacing)
             match fields.tool:
                 case "fill":
@@ -224,21 +224,21 @@ class Routes:
                     return smooth(canvas, fields.label, fields.radius_mm)
             return erase_islands(canvas, fields.label)
 
-        return self._changed(case, reviewer, fields.version, made)
+        return self._changed(case, reviewer, fields.version, make_step)
 
     def _changed(
         self,
         case: OpenedCase,
         reviewer: str,
         version: str,
-        made: Callable[[LabelDraft], Step | None],
+        make_step: Callable[[LabelDraft], Step | None],
     ) -> Response:
         """Change the reviewer's draft by a step that is made of its labels, if it changes any."""
         case.check(version)  # before a draft of an earlier result is dropped
         held = self.state.drafts.of(case, reviewer)
         try:
             with held.changing(case, version) as draft:
-                step = made(draft)
+                step = make_step(draft)
                 changed = 0 if step is None else held.change(draft, step)
                 return JSONResponse({"changed": changed, **held.state})
         except IndexError as exc:

@@ -91,7 +91,7 @@ class OpenedCase:
     origin : "image", "source" or ""
         Where the scan is from.
     missing : str
-        Why there is no scan.
+        Reason for a missing scan.
     colors : dict
         Colour of each structure by model and number, which are those of the preview.
     seen : Seen
@@ -166,7 +166,7 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
             raise
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
     volume, origin, missing = _scan(out, folder, document, grid, key)
-    found = slicing.find_body(volume, view, volume.unit == "HU") if volume else None
+    body = slicing.find_body(volume, view, volume.unit == "HU") if volume else None
     boxes = [m.box for m in measurements if m.box is not None]
     return OpenedCase(
         name=name,
@@ -179,9 +179,9 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
         colors=colors,
         measurements=measurements,
         seen=seen,
-        windows=_windows(volume, found) if volume and found else (),
+        windows=_windows(volume, body) if volume and body else (),
         revision=revision_number(latest),
-        body=crop_box(view, found, boxes) if found else None,
+        body=crop_box(view, body, boxes) if body else None,
     )
 
 
@@ -209,7 +209,7 @@ def _colors(layers: Sequence[Layer]) -> dict[tuple[str, int], Color]:
 def _scan(
     out: Path, folder: Path, document: dict[str, Any], grid: Grid, key: Path | None
 ) -> tuple[Volume | None, str, str]:
-    """Return the scan of a case, where it is from, and why there is none."""
+    """Return the scan of a case, where it is from, and why it is missing."""
     stored = folder / SCAN_COPY
     try:
         if stored.is_file():
@@ -323,7 +323,7 @@ def centre_of(
         )
         inside = np.argwhere(layer.labels[box] == number)
         if len(inside):
-            corner = np.array([part.start for part in box])
+            corner = np.array([extent.start for extent in box])
             nearest = np.abs(inside + corner - middle).sum(axis=1).argmin()
             return [int(n) for n in inside[nearest] + corner]
     return [int(n) for n in middle]

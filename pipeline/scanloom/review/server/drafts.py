@@ -119,7 +119,7 @@ class Region:
         changed = after != before
         if not changed.any():
             return None
-        x, y, z = (part.start or 0 for part in box)
+        x, y, z = (extent.start or 0 for extent in box)
         width, height, depth = before.shape
         return cls(
             layer,
@@ -577,7 +577,7 @@ class Drafts:
             return self._find(name, reviewer)
 
     def of(self, case: OpenedCase, reviewer: str) -> HeldDraft:
-        """Return the draft of a reviewer for a case; one without strokes if there is none.
+        """Return the draft of a reviewer for a case, or one without strokes.
 
         One of a result that was replaced since is painted on the new one. A draft's own lock is
         taken before that of all drafts, as when a draft that is in use is dropped.

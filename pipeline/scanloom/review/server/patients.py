@@ -15,7 +15,7 @@ from scanloom.io.output.private import check_key
 
 
 class PatientNames:
-    """What the crosswalk knows of each case, by the name of its folder.
+    """The patient of each case in the crosswalk, by the name of its folder.
 
     Parameters
     ----------

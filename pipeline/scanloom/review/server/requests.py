@@ -154,7 +154,7 @@ def read_fields(kind: type[T], body: bytes) -> T:
 def read_range(text: str) -> tuple[int, int]:
     """Return the first and the last slice of "12-20", or of "12"; RefusedError if it is neither."""
     first, _, last = text.partition("-")
-    numbers = [part for part in (first, last or first) if part.isascii() and part.isdigit()]
+    numbers = [bound for bound in (first, last or first) if bound.isascii() and bound.isdigit()]
     if len(numbers) != 2 or max(map(len, numbers)) > 6:
         raise RefusedError(404, "SLICES", "Slices are given as first-last.")
     return int(numbers[0]), int(numbers[1])

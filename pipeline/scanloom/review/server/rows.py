@@ -86,7 +86,7 @@ class ListedCase(MeasuredCase):
 
 
 class ListRow(NamedTuple):
-    """What filters and searches look at of a case; the text is in lower case."""
+    """Data of a case for filters and searches; the text is in lower case."""
 
     name: str
     modality: str
@@ -105,7 +105,7 @@ class ListRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Query:
-    """Which rows a list shows.
+    """The selection of rows that a list shows.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class Query:
 
 
 class CaseRows:
-    """Rows in columns, in the order in which they come, which is that of their places.
+    """Rows in columns, in the order in which they come, which is that of their indices.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class CaseRows:
         Returns
         -------
         table : pyarrow.Table
-            Modality and models of a row are places in the lists.
+            Modality and models of a row are indices into the lists.
         modalities : list of str
         models : list of tuple of str
         """
@@ -223,7 +223,7 @@ class CaseRows:
             yield self._row(index, modalities, models)
 
     def of(self, name: str) -> ListRow | None:
-        """Return the row of a case; None if there is none, or it was removed."""
+        """Return the row of a case; None if it is missing or was removed."""
         index = self.names.first_row(name)
         if index is None or not self.present[index]:
             return None
@@ -248,10 +248,10 @@ class CaseRows:
             self.present[index] = False
             self._note(index)
 
-    def name_patients(self, who: Iterable[str]) -> None:
+    def name_patients(self, identities: Iterable[str]) -> None:
         """Let a search look into further texts, one for each row; nothing to have none."""
         texts = Texts()
-        for text in who:
+        for text in identities:
             texts.add(text.lower())
         self._who, self._with_word = texts.as_arrow() if len(texts) else None, {}
 
@@ -292,9 +292,9 @@ class CaseRows:
         modality = self._modalities.setdefault(row.modality, len(self._modalities))
         return modality, self._models.setdefault(row.models, len(self._models))
 
-    def _note(self, place: int) -> None:
+    def _note(self, index: int) -> None:
         self._with_word = {}  # another mapping: who looks a word up now still has the one before
-        self.updated.append(place)
+        self.updated.append(index)
 
     def _having(self, word: str) -> NDArray[np.bool_]:
         """Return the rows with a word (N,); typing asks for the same words again and again."""
@@ -341,14 +341,14 @@ class ReviewerRows:
         self.number = 0
         self._changed = np.zeros(count, np.int64)
 
-    def set(self, place: int, state: str, *, own: bool, reads: bool) -> None:
+    def set(self, index: int, state: str, *, own: bool, reads: bool) -> None:
         """Set the state of a row, of which something changed."""
-        self.states[place], self.own[place], self.reads[place] = _CODES[state], own, reads
-        self._changed[place] = self.number
+        self.states[index], self.own[index], self.reads[index] = _CODES[state], own, reads
+        self._changed[index] = self.number
 
-    def changed_since(self, places: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-        """Return those of some places whose rows changed after a number."""
-        return places[self._changed[places] > number]
+    def changed_since(self, indices: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+        """Return those of some indices whose rows changed after a number."""
+        return indices[self._changed[indices] > number]
 
     @property
     def all(self) -> NDArray[np.bool_]:
@@ -356,7 +356,7 @@ class ReviewerRows:
         return self.reads & self.rows.present
 
     def chosen(self, query: Query) -> NDArray[np.int64]:
-        """Return the places of the rows that a query leaves, ascending."""
+        """Return the indices of the rows that a query leaves, ascending."""
         rows = self.reads & self.rows.chosen(query)
         if query.state == "mine":
             rows &= self.own
@@ -364,16 +364,16 @@ class ReviewerRows:
             rows &= self.states == _CODES[query.state]
         return np.flatnonzero(rows)
 
-    def next_waiting(self, chosen: NDArray[np.int64], place: int = -1) -> str | None:
-        """Return the next case that waits for a decision: after a place, else the first.
+    def next_waiting(self, chosen: NDArray[np.int64], index: int = -1) -> str | None:
+        """Return the next case that waits for a decision: after an index, else the first.
 
-        Of the chosen ones, else of all; never the one at the place.
+        Of the chosen ones, else of all; never the one at the index.
         """
-        for places in (chosen, np.flatnonzero(self.all)):
-            waiting = places[np.isin(self.states[places], [_CODES[state] for state in WAITING])]
-            waiting = waiting[waiting != place]
+        for indices in (chosen, np.flatnonzero(self.all)):
+            waiting = indices[np.isin(self.states[indices], [_CODES[state] for state in WAITING])]
+            waiting = waiting[waiting != index]
             if waiting.size:
-                after = int(np.searchsorted(waiting, place))
+                after = int(np.searchsorted(waiting, index))
                 return self.rows.names[waiting[after % waiting.size]]
         return None
 

@@ -1,8 +1,8 @@
 """Access to the review server: checks of requests, sessions of reviewers, limits of connections.
 
 A link for each reviewer works once, and becomes a session: a secret that the page keeps and sends
-in a header with each request. It is no cookie: browsers send a cookie of 127.0.0.1 to every port of
-it, so to servers of other users too.
+in a header with each request. It is not a cookie: browsers send a cookie of 127.0.0.1 to every port
+of it, so to servers of other users too.
 
 All processes of the machine can connect to the loopback address, whoever they belong to.
 Connections are limited in number, and closed if they send too slowly. Where the limit is reached,
@@ -244,11 +244,11 @@ class Listener(socket.socket):
         accepted = Accepted(self, descriptor, str(address[0]))
         # first the client's own share: one client must not close the connections of another
         for peer, limit in ((accepted.peer, self.limit_per_peer), (None, self.limit)):
-            others = [each for each in self.open.values() if peer in (None, each.peer)]
-            if len(others) < limit:
+            connections = [each for each in self.open.values() if peer in (None, each.peer)]
+            if len(connections) < limit:
                 continue
             # the longest without a whole request; a connection that is answered is never closed
-            idle = min(others, key=lambda each: each.waits_since)
+            idle = min(connections, key=lambda each: each.waits_since)
             if idle.waits_since == math.inf:
                 accepted.close()
                 raise BlockingIOError

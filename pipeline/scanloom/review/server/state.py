@@ -293,19 +293,21 @@ class Worklist:
         while batch := list(itertools.islice(entries, CHECKED)):
             damaged |= stored.damaged.intersection(entry.name for entry in batch)
             whole = [entry for entry in batch if entry.name not in damaged]
-            places = names.first_rows([entry.name for entry in whole])
+            indices = names.first_rows([entry.name for entry in whole])
             looks = np.fromiter((_look(_stamp(each)) for each in whole), np.int64, len(whole))
-            if (places < 0).any() or (stored.looks[places] != looks).any():
+            if (indices < 0).any() or (stored.looks[indices] != looks).any():
                 return False
-            missing[places] = False
+            missing[indices] = False
             self._looked += len(whole)
         folders = (case_folder(self.out, name) for name in damaged)
         if missing.any() or damaged != stored.damaged or any(map(self._current, folders)):
             return False
         corrected = {name for name, _ in stored.revised().items() ^ revised.items()}
         judged = {name for name in self._judged if names.first_row(name) is not None}
-        some = np.random.default_rng().choice(len(names), min(CHECKED, len(names)), replace=False)
-        for name in judged.union(names[place] for place in some) - corrected:
+        sampled = np.random.default_rng().choice(
+            len(names), min(CHECKED, len(names)), replace=False
+        )
+        for name in judged.union(names[index] for index in sampled) - corrected:
             self.update(name)
         # rows that changed, also those that somebody looked at meanwhile
         if self.rows is not stored.rows or {*map(names.__getitem__, self.rows.updated)} - corrected:
@@ -510,7 +512,7 @@ class _View:
 
     Parameters
     ----------
-    made : str
+    prefix : str
         Begin of the versions of these rows: that of others differs.
     assigned : dict
         Whether the reviewer reads a case without verdicts, by name; empty if all are read.
@@ -521,7 +523,7 @@ class _View:
     """
 
     rows: ReviewerRows
-    made: str
+    prefix: str
     assigned: dict[str, bool]
     lines: int = 0
     updated: int = 0
@@ -531,7 +533,7 @@ class _View:
     @property
     def version(self) -> str:
         """A text that changes when the rows do."""
-        return f"{self.made}{self.rows.number}"
+        return f"{self.prefix}{self.rows.number}"
 
 
 @dataclass(eq=False)
@@ -573,14 +575,14 @@ class ReviewState:
         Parameters
         ----------
         first, last : int
-            Places in the selection of the query, from 0; the last one included.
+            Positions in the selection of the query, from 0; the last one included.
         since : str
             Version of the rows that a page has: of these, only those that changed are returned.
 
         Returns
         -------
         dict or None
-            "names" of all rows at these places, and "cases", the rows; None if nothing changed
+            "names" of all rows at these positions, and "cases", the rows; None if nothing changed
             since the version.
         """
         with self._view(reviewer) as view:
@@ -590,15 +592,15 @@ class ReviewState:
                 return None
             rows, names = view.rows, view.rows.rows.names
             chosen = self._chosen(view, query)
-            places = changed = chosen[first : last + 1]
-            known = since.removeprefix(view.made).partition(".")[0]
-            if since.startswith(view.made) and known.isdecimal() and len(known) < 10:
-                changed = rows.changed_since(places, int(known))
+            indices = changed = chosen[first : last + 1]
+            known = since.removeprefix(view.prefix).partition(".")[0]
+            if since.startswith(view.prefix) and known.isdecimal() and len(known) < 10:
+                changed = rows.changed_since(indices, int(known))
             models, modalities = rows.rows.choices(rows.all)
             return {
                 "version": version,
                 "checking": checking,
-                "names": [names[place] for place in places],
+                "names": [names[index] for index in indices],
                 "cases": self._shown_rows(view, changed, reviewer),
                 "found": len(chosen),
                 "counts": rows.counts(),
@@ -636,15 +638,15 @@ class ReviewState:
                 view = self._views[reviewer] = self._new_view(reviewer, rows, view)
             updated, back = len(rows.updated), self._coming_back(reviewer)
             drafts = self.drafts.cases_of(reviewer)
-            changed = {rows.names[place] for place in rows.updated[view.updated : updated]}
+            changed = {rows.names[index] for index in rows.updated[view.updated : updated]}
             changed |= self.log.cases_of(view.lines, stack.count)
             # a draft is in no file that the looks stat
             changed |= (back ^ view.back) | (drafts ^ view.drafts)
             view.lines, view.updated, view.back, view.drafts = stack.count, updated, back, drafts
-            places = [index for index in map(rows.names.first_row, changed) if index is not None]
-            view.rows.number += bool(places)
-            for place in places:
-                self._set(view, place, reviewer, stack.of_case(rows.names[place]))
+            indices = [index for index in map(rows.names.first_row, changed) if index is not None]
+            view.rows.number += bool(indices)
+            for index in indices:
+                self._set(view, index, reviewer, stack.of_case(rows.names[index]))
             yield view
 
     def _new_view(self, reviewer: str, rows: CaseRows, before: _View | None) -> _View:
@@ -652,37 +654,37 @@ class ReviewState:
         reads = np.ones(len(rows.names), bool)
         assigned = before.assigned if before else {}
         if self.readers.double:
-            for place, name in enumerate(rows.names):
+            for index, name in enumerate(rows.names):
                 if name not in assigned:
                     assigned[name] = reviewer in self.readers.assigned(name, {})
-                reads[place] = assigned[name]
+                reads[index] = assigned[name]
         self._made += 1
         return _View(ReviewerRows(rows, reads), f"{self._start}.{self._made}.", assigned)
 
-    def _set(self, view: _View, place: int, reviewer: str, verdicts: ByReviewer) -> None:
+    def _set(self, view: _View, index: int, reviewer: str, verdicts: ByReviewer) -> None:
         """Set the state of a row by all verdicts about its case."""
-        name = view.rows.rows.names[place]
+        name = view.rows.rows.names[index]
         seen = self.worklist.seen(name)
         if seen is None:  # removed: no selection has it
             return
         visible = self._visible(name, reviewer, verdicts, view.back)
         state = state_of(seen, visible)
         reads = self.readers.reads(name, reviewer, about(seen, verdicts))
-        view.rows.set(place, state, own=reviewer in visible, reads=reads)
+        view.rows.set(index, state, own=reviewer in visible, reads=reads)
 
     def _shown_rows(
-        self, view: _View, places: NDArray[np.int64], reviewer: str
+        self, view: _View, indices: NDArray[np.int64], reviewer: str
     ) -> list[dict[str, Any]]:
         """Return the rows of some cases, as the page shows them."""
         shown = []
-        for place in places:
-            name = view.rows.rows.names[place]
+        for index in indices:
+            name = view.rows.rows.names[index]
             case = self.worklist.read(name)
             if case is None:  # removed since
                 continue
             kept = self.log.stack.of_case(name)
             if kept and self.worklist.checking is not None:  # its state was by the stored list
-                self._set(view, place, reviewer, kept)
+                self._set(view, index, reviewer, kept)
             verdicts = self._visible(name, reviewer, kept, view.back)
             own = verdicts.get(reviewer)
             row: dict[str, Any] = {
@@ -692,7 +694,7 @@ class ReviewState:
                 "spacing": [round(s, 3) for s in case.spacing],
                 "models": case.models,
                 "doubts": [text for text, _ in doubts_of(self.worklist.findings(name))],
-                "state": STATES[view.rows.states[place]],
+                "state": STATES[view.rows.states[index]],
                 "mine": own.decision if own else None,
                 "revision": case.revision,
                 "version": case.seen.version,
@@ -703,7 +705,7 @@ class ReviewState:
         return shown
 
     def _chosen(self, view: _View, query: Query) -> NDArray[np.int64]:
-        """Return the places of the rows that a query leaves."""
+        """Return the indices of the rows that a query leaves."""
         rows, patients = view.rows.rows, self.patients
         named = rows, patients, patients.stamp if patients else None
         if query.words and named != self._named:

@@ -62,8 +62,8 @@ class StoredList:
 
     def revised(self) -> dict[str, int]:
         """Return the looks of the revisions that there were, by the name of their case."""
-        places = np.flatnonzero(self._revised.is_valid().to_numpy(zero_copy_only=False)).tolist()
-        return {self.names[place]: self._revised[place].as_py() for place in places}
+        indices = np.flatnonzero(self._revised.is_valid().to_numpy(zero_copy_only=False)).tolist()
+        return {self.names[index]: self._revised[index].as_py() for index in indices}
 
     def seen(self, name: str) -> Seen | None:
         """Return the result of a case with verdicts; None if it was not stored."""
@@ -122,7 +122,7 @@ def store_list(
     if not (out / PRIVATE).is_dir():
         return
 
-    def parts() -> Iterator[pa.Table]:
+    def groups() -> Iterator[pa.Table]:
         for batch in table.to_batches(max_chunksize=GROUP_ROWS):
             names = batch.column("name").to_pylist()
             results = (seen.get(name) for name in names)
@@ -142,4 +142,4 @@ def store_list(
         metadata = {_ABOUT: about, _SUM: str(crc32(about)).encode()}
         further = pa.schema({"look": pa.int64(), "revised": pa.int64(), "seen": pa.string()})
         schema = pa.schema([*table.schema, *further], metadata)
-        write_private(out / PRIVATE / LIST, lambda draft: write_groups(draft, schema, parts()))
+        write_private(out / PRIVATE / LIST, lambda draft: write_groups(draft, schema, groups()))

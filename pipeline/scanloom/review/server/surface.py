@@ -18,8 +18,8 @@ CELLS = 192
 """Cells along the longest side, if they are not smaller than the smallest side of a voxel."""
 MAX_POINTS = 400_000
 """Of a label map: noise gets larger cells."""
-PARTS = 8
-"""Places are stored in so many parts of a voxel, as uint16: up to 8191 voxels along an axis."""
+STEPS_PER_VOXEL = 8
+"""Positions are stored in so many steps of a voxel, as uint16: up to 8191 voxels along an axis."""
 RADIUS = 3
 """Distance in cells up to which labels decide on a slope."""
 _STEEPEST = 127
@@ -38,9 +38,10 @@ def surface(labels: NDArray[Any], spacing: Sequence[float]) -> bytes:
     Returns
     -------
     bytes
-        Little-endian: size of a cell (mm, float32), then of N points all places (N, 3), from the
-        outer corner of the first voxel, in `PARTS` of a voxel (uint16), all labels (uint16), and
-        all unit vectors (N, 3) out of the structure, times 127 (int8; 0 if there is no direction).
+        Little-endian: size of a cell (mm, float32), then of N points all positions (N, 3) from
+        the outer corner of the first voxel, in steps of 1 / `STEPS_PER_VOXEL` of a voxel (uint16),
+        all labels (uint16), and all unit vectors (N, 3) out of the structure, times 127 (int8; 0
+        without a direction).
         Nothing if there is no structure.
 
     Raises
@@ -48,7 +49,7 @@ def surface(labels: NDArray[Any], spacing: Sequence[float]) -> bytes:
     IndexError
         If there are too many voxels along an axis.
     """
-    if max(labels.shape) > np.iinfo(np.uint16).max // PARTS:
+    if max(labels.shape) > np.iinfo(np.uint16).max // STEPS_PER_VOXEL:
         raise IndexError(f"an axis has {max(labels.shape)} voxels")
     box = _box_of(labels)
     if box is None:
@@ -73,7 +74,7 @@ def surface(labels: NDArray[Any], spacing: Sequence[float]) -> bytes:
     return b"".join(
         (
             np.float32(cell).astype("<f4").tobytes(),
-            np.floor(point * PARTS).astype("<u2").tobytes(),
+            np.floor(point * STEPS_PER_VOXEL).astype("<u2").tobytes(),
             own.astype("<u2").tobytes(),
             vectors.tobytes(),
         )
@@ -101,7 +102,9 @@ def _is_surface(cells: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which cells of a structure have a neighbour with another label."""
     surface = np.zeros(cells.shape, bool)
     for axis in range(3):
-        before, after = (np.moveaxis(cells, axis, 0)[part] for part in (np.s_[:-1], np.s_[1:]))
+        before, after = (
+            np.moveaxis(cells, axis, 0)[section] for section in (np.s_[:-1], np.s_[1:])
+        )
         edge = before != after
         np.moveaxis(surface, axis, 0)[:-1] |= edge
         np.moveaxis(surface, axis, 0)[1:] |= edge

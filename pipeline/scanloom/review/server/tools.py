@@ -20,7 +20,7 @@ MAX_BETWEEN = 200
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """What a tool works on.
+    """The label map that a tool changes.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Canvas:
     spacing: tuple[float, float, float]
 
     def changed(self, box: Box, after: NDArray[Any]) -> Region | None:
-        """Return the change of a box of the labels to others; None if there is none."""
+        """Return the change of a box of the labels to others; None if they are equal."""
         return Region.of(self.layer, box, self.labels[box], after)
 
 
@@ -173,12 +173,12 @@ def erase_islands(canvas: Canvas, number: int) -> Region | None:
     box = _box_of(canvas, number, (1, 1, 1))
     if box is None:
         return None
-    parts, count = label(canvas.labels[box] == number, generate_binary_structure(3, 3))
+    components, count = label(canvas.labels[box] == number, generate_binary_structure(3, 3))
     if count < 2:
         return None
-    sizes = np.bincount(parts.ravel())
+    sizes = np.bincount(components.ravel())
     sizes[0] = 0
-    inside = parts == sizes.argmax()
+    inside = components == sizes.argmax()
     return canvas.changed(box, _replaced(canvas.labels[box], number, inside, canvas.spacing))
 
 
@@ -199,14 +199,14 @@ def _replaced(
     What it leaves gets the nearest other label, which may be none.
     """
     after = np.where(inside, before.dtype.type(number), before)
-    left = (before == number) & ~inside
-    others = before != number
-    if left.any():
-        if not others.any():
-            after[left] = 0
+    removed = (before == number) & ~inside
+    is_other = before != number
+    if removed.any():
+        if not is_other.any():
+            after[removed] = 0
             return after
         nearest = distance_transform_edt(
-            ~others, sampling=spacing, return_distances=False, return_indices=True
+            ~is_other, sampling=spacing, return_distances=False, return_indices=True
         )
-        after[left] = before[tuple(axis[left] for axis in nearest)]
+        after[removed] = before[tuple(axis[removed] for axis in nearest)]
     return after

@@ -130,7 +130,7 @@ def _is_half(rest: bytes, number: int) -> bool:
 
     That it begins as this line does matters: it is cut off, and a file that is not a log must not
     be emptied. NULs are what some file systems leave of a write when the power failed. A whole
-    line whose line feed is missing is no half: an editor saved it so.
+    line whose line feed is missing is not half a line: an editor saved it so.
     """
     begin = f'{{"number":{number},'.encode()
     is_begun = begin.startswith(rest) or rest.startswith(begin)

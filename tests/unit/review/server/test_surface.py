@@ -13,7 +13,7 @@ from scipy.ndimage import generic_filter
 
 from scanloom.review.server import surface as module
 from scanloom.review.server.cases import describe, open_case
-from scanloom.review.server.surface import PARTS, surface
+from scanloom.review.server.surface import STEPS_PER_VOXEL, surface
 from support.review_cases import affine_of, change, publish, scan_array
 
 Points = tuple[float, NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -22,7 +22,7 @@ Points = tuple[float, NDArray[Any], NDArray[Any], NDArray[Any]]
 def decoded(content: bytes) -> Points:
     """Return the size of a cell, and places, labels and slopes of points."""
     count = (len(content) - 4) // 11
-    places = np.frombuffer(content, "<u2", 3 * count, 4).reshape(count, 3) / PARTS
+    places = np.frombuffer(content, "<u2", 3 * count, 4).reshape(count, 3) / STEPS_PER_VOXEL
     labels = np.frombuffer(content, "<u2", count, 4 + 6 * count)
     slopes = np.frombuffer(content, "i1", 3 * count, 4 + 8 * count).reshape(count, 3)
     return float(np.frombuffer(content, "<f4", 1)[0]), places, labels, slopes

@@ -229,8 +229,8 @@ def resolve_private_blocks(values: dict[int, bytes]) -> tuple[dict[int, bytes], 
             contradicting |= resolved.setdefault(attribute, value) != value
         elif not creator and tag == attribute:
             without_creator[tag] = value
-    others = {tag: value for tag, value in values.items() if tag not in elements}
-    return others | without_creator | resolved, contradicting
+    remaining = {tag: value for tag, value in values.items() if tag not in elements}
+    return remaining | without_creator | resolved, contradicting
 
 
 def decode_elements(packed: EncodedElements) -> Elements:

@@ -318,7 +318,7 @@ def join_fragments(frame: FrameRef, source: BinaryIO, fragments: Sequence[Fragme
     size = sum(fragment.length for fragment in fragments)
     if size > 2 * frame.count * frame.dtype.itemsize + MAX_OVERHEAD_BYTES:
         raise ScanError(Reason.DAMAGED, "a compressed slice is implausibly large")
-    encoded = b"".join(_read_at(source, part.start, part.length) for part in fragments)
+    encoded = b"".join(_read_at(source, fragment.start, fragment.length) for fragment in fragments)
     if len(encoded) < size:
         raise _truncated_error()
     return encoded
