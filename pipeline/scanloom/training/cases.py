@@ -18,11 +18,9 @@ from scanloom.core import Reason, ScanError, Volume
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.training.label_sets import Names, plain_name, value_names
+from scanloom.training.label_sets import MAX_LIST_BYTES, Names, plain_name, value_names
 from scanloom.training.recipe import Data, TrainingRecipe
 
-MAX_LIST_BYTES: Final = 64 << 20
-"""Largest list of cases: a hundred thousand paths."""
 Split = Literal["training", "validation", "testing"]
 SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "testing")
 
@@ -264,7 +262,7 @@ FEWEST: Final = 10
 def check_cases(
     recipe: TrainingRecipe,
     pairs: Sequence[Pair],
-    progress: Callable[[], object] = lambda: None,
+    progress: Callable[[int, int], object],
 ) -> tuple[dict[Pair, Checked], list[LeftOut]]:
     """Read all cases, and return what is known of those to train on, and those to leave out.
 
@@ -274,22 +272,18 @@ def check_cases(
 
     Parameters
     ----------
-    recipe : TrainingRecipe
-        The recipe.
-    pairs : sequence of Pair
-        The cases.
     progress : function
-        Called after each case.
+        Called with the number of cases that were checked, and of all.
     """
     good: list[tuple[Pair, Checked]] = []
     left_out: list[LeftOut] = []
-    for pair in pairs:
+    for done, pair in enumerate(pairs, 1):
         result = _examine(recipe, pair)
         if isinstance(result, str):
             left_out.append(LeftOut(pair.name, result))
         else:
             good.append((pair, result))
-        progress()
+        progress(done, len(pairs))
     far = far_from_rest([checked.features for _, checked in good])
     left_out += [
         LeftOut(good[n][0].name, f"far from the rest in {feature}") for n, feature in far.items()
@@ -367,12 +361,9 @@ def _features(
         features[f"size of {structure.label}"] = np.log(count * grid.voxel_volume)
         if values is None:
             continue
-        inside, mean, deviation = (
-            np.isin(label.array, structure.values),
-            values.mean(),
-            values.std(),
-        )
-        features[f"brightness of {structure.label}"] = (values[inside].mean() - mean) / deviation
+        inside = values[np.isin(label.array, structure.values)].mean()
+        brightness = (inside - values.mean()) / values.std()
+        features[f"brightness of {structure.label}"] = brightness
     return {name: float(value) for name, value in features.items()}
 
 

@@ -41,7 +41,7 @@ _DOCUMENTS: Final = ("dataset.json", "datalist.json")
 _TESTS: Final = ("test", "testing")
 _TRAINING: Final = ("training", "validation")
 """Lists of a description of a dataset."""
-_MAX_LIST_BYTES: Final = 64 << 20
+MAX_LIST_BYTES: Final = 64 << 20
 """A list of a hundred thousand cases."""
 MAX_VALUE: Final = 65535
 """Largest value in a label map."""
@@ -271,8 +271,8 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
             layer, values = regions.pop(label)
             layers[layer] = np.where(np.isin(layers[layer], values), 0, layers[layer])
         if not regions:
-            words = {"stale": "replaced since its review"}
-            listed = " and ".join(sorted({words.get(each, each) for each in statuses.values()}))
+            phrases = {"stale": "replaced since its review"}
+            listed = " and ".join(sorted({phrases.get(each, each) for each in statuses.values()}))
             raise ScanError(Reason.NOT_REVIEWED, f"the reference is {listed}")
     return Labels(tuple(layers), regions, grid)
 
@@ -421,7 +421,7 @@ def _document(folder: Path) -> dict[str, Any]:
     """Return the description of a dataset; empty for a folder without one."""
     for name in _DOCUMENTS:
         try:
-            document = json.loads(read_regular_file(folder / name, _MAX_LIST_BYTES))
+            document = json.loads(read_regular_file(folder / name, MAX_LIST_BYTES))
         except FileNotFoundError:
             continue
         except OSError as exc:

@@ -12,7 +12,7 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ from scanloom.convert.readers import read_model
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.json_file import write_json
 from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.disk_errors import output_error
 from scanloom.own_python import own_environment, own_python
 from scanloom.training.bundle import epoch_length, network_def, write_bundle
 from scanloom.training.cases import (
@@ -55,8 +56,6 @@ class Prepared:
 
     Parameters
     ----------
-    recipe : TrainingRecipe
-        The recipe.
     cases : mapping
         Cases to use, by their part in the training.
     left_out : sequence of LeftOut
@@ -113,10 +112,8 @@ def prepare(
 
     Parameters
     ----------
-    recipe : TrainingRecipe
-        The recipe.
     folder : Path
-        Folder that its paths are relative to.
+        Folder that the recipe's paths are relative to.
     fold : int
         Part of the cases that validates, if the recipe has folds.
     progress : function
@@ -141,14 +138,7 @@ def prepare(
     cases = find_cases(recipe.data, folder, fold)
     check_values(recipe, folder)
     pairs = [pair for split in SPLITS for pair in cases[split]]
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        progress(done, len(pairs))
-
-    good, left_out = check_cases(recipe, pairs, count)
+    good, left_out = check_cases(recipe, pairs, progress)
     left_out += without_partner(recipe.data, folder)
     used = {split: [pair for pair in cases[split] if pair in good] for split in SPLITS}
     if not used["training"]:
@@ -184,8 +174,6 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
     ScanError
         RECIPE if the folder holds another training or other files; OUTPUT_UNWRITABLE or DISK_FULL.
     """
-    from scanloom.io.system.disk_errors import output_error
-
     check_folder(prepared, bundle)
     try:
         write_bundle(prepared.recipe, *_relative(prepared), bundle, prepared.content)
@@ -205,8 +193,6 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
         RECIPE if the folder holds another training or other files; OUTPUT_UNWRITABLE if it can't
         be listed.
     """
-    from scanloom.io.system.disk_errors import output_error
-
     try:
         if not bundle.exists() or not any(bundle.iterdir()):
             return
@@ -243,19 +229,13 @@ def _config(bundle: Path, name: str) -> dict[str, object] | None:
     return document if isinstance(document, dict) else None
 
 
-def run_training(
-    bundle: Path, report: Callable[[str], object] = lambda line: None, **overrides: object
-) -> None:
+def run_training(bundle: Path, report: Callable[[str], object] = lambda line: None) -> None:
     """Train a bundle to its end by MONAI's own command, from the last checkpoint if there is one.
 
     Parameters
     ----------
-    bundle : Path
-        The bundle.
     report : function
         Called with a line about each epoch.
-    **overrides
-        Values that replace those of `train.json`.
 
     Raises
     ------
@@ -271,12 +251,10 @@ def run_training(
             raise ScanError(Reason.LOCKED, "another training of this bundle is running") from exc
         except OSError:  # a file system without locks
             pass
-        _run_training(bundle, report, overrides)
+        _run_training(bundle, report)
 
 
-def _run_training(
-    bundle: Path, report: Callable[[str], object], overrides: Mapping[str, object]
-) -> None:
+def _run_training(bundle: Path, report: Callable[[str], object]) -> None:
     from scanloom.engine.worker.child_main import die_with_parent
 
     # large arrays are not given back to the system after each step: a quarter of a step on a CPU
@@ -284,7 +262,6 @@ def _run_training(
     command = [
         *own_python("-W", "ignore", "-m", "monai.bundle", "run"),
         *("--config_file", str(bundle / "configs" / "train.json"), "--bundle_root", str(bundle)),
-        *(text for key, value in overrides.items() for text in (f"--{key}", str(value))),
     ]
     # a process of its own: this one may have imported MONAI without its engines, to start sooner
     with subprocess.Popen(  # noqa: S603 - this Python, and MONAI's module
