@@ -160,14 +160,18 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # M
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case with patches of all keys."""
         result = dict(data)
-        classes = () if self.centre_key is None else result.pop(self.centre_key)
-        shape = result[self.keys[0]].shape[1:]
-        device = torch.as_tensor(result[self.keys[0]]).device
-        positions, box = self._positions(self._centre(shape, classes), shape, device)
-        grid = box_grid(positions, box)
+        grid, box = self._patch(result)
         for key, mode in zip(self.keys, self.modes, strict=True):
             result[key] = sample(torch.as_tensor(result[key])[(slice(None), *box)], grid, mode)
         return result
+
+    def _patch(self, case: dict[Hashable, Any]) -> tuple[torch.Tensor, tuple[slice, ...]]:
+        """Return the points of a patch in a box of a case, and the box; takes out the centres."""
+        classes = () if self.centre_key is None else case.pop(self.centre_key)
+        array = torch.as_tensor(case[self.keys[0]])
+        shape = array.shape[1:]
+        positions, box = self._positions(self._centre(shape, classes), shape, array.device)
+        return box_grid(positions, box), box
 
     def _centre(self, shape: Sequence[int], classes: Sequence[Any]) -> np.ndarray:
         """Return the patch's centre in voxels: anywhere, or so that a voxel of a class is in it."""
@@ -214,7 +218,8 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # M
         *rows, positions = to_device(np.vstack([linear.T, centre]), device)
         for axis, (row, length) in enumerate(zip(rows, self.size, strict=True)):
             offsets = torch.arange(length, device=device) - (length - 1) / 2
-            sides = [length if axis == other else 1 for other in range(3)]
+            sides = [1, 1, 1]
+            sides[axis] = length
             positions = positions + offsets.reshape(*sides, 1) * row
         return positions if field is None else positions + field, box
 
@@ -327,11 +332,9 @@ class RandDrawnPatchd(RandDeformedPatchd):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case with image and structures (1, i, j, k) of a patch."""
         result = dict(data)
-        centres = () if self.centre_key is None else result.pop(self.centre_key)
-        numbers = torch.as_tensor(result[self.label_key])
-        shape, device = numbers.shape[1:], numbers.device
-        positions, box = self._positions(self._centre(shape, centres), shape, device)
-        grid, cut = box_grid(positions, box), numbers[(slice(None), *box)]
+        grid, box = self._patch(result)
+        cut = torch.as_tensor(result[self.label_key])[(slice(None), *box)]
+        device = cut.device
         means, deviations = self._statistics()
         # the air's mean is taken off, so that outside the map, where 0 is sampled, is air
         air = float(means[0])
