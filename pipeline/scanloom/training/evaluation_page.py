@@ -152,11 +152,10 @@ def _charts(evaluation: Evaluation) -> Iterator[tuple[str, Picture]]:
             low, high = 0.0, max(known, default=0.0) or 1.0
         else:  # 1 is the best: a model's differences lie in the last tenths
             low, high = min(math.floor(10 * min(known, default=0.0)) / 10, 0.9), 1.0
-        step, _ = round_length((high - low) / 4)
         reach = 0.02 * (high - low)  # room for dots at the ends
         chart = RowChart(list(values), unit, (low - reach, high + reach), float)
-        for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
-            chart.tick(round(n * step, 9))
+        for tick in _ticks((low, high)):
+            chart.tick(tick)
         for row, numbers in enumerate(values.values()):
             if len(numbers) >= MIN_FOR_QUARTILES:
                 chart.box(row, numbers)
@@ -290,7 +289,8 @@ class _Plot:
 def _ticks(ends: tuple[float, float]) -> list[float]:
     """Return about four round values within an axis."""
     step, _ = round_length((ends[1] - ends[0]) / 4)
-    first, last = math.ceil(ends[0] / step), math.floor(ends[1] / step)
+    # an end may be a multiple of the step but for rounding
+    first, last = math.ceil(ends[0] / step - 1e-9), math.floor(ends[1] / step + 1e-9)
     return [round(n * step, 12) + 0.0 for n in range(first, last + 1)]
 
 
