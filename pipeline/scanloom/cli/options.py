@@ -252,6 +252,15 @@ class WorkflowOptions:
 
 
 @dataclass(frozen=True)
+class OutOptions:
+    """The output folder."""
+
+    panel: ClassVar[str] = "Output"
+
+    out: OutOption = DEFAULT_OUT
+
+
+@dataclass(frozen=True)
 class RunOutputOptions:
     """Folder of a run's results, and results that are made again."""
 

@@ -19,8 +19,7 @@ from scanloom.cli.console import (
     report_new_key,
     say,
 )
-from scanloom.cli.options import KeyOptions, OutOption, Reporting, takes_panels
-from scanloom.options import DEFAULT_OUT
+from scanloom.cli.options import KeyOptions, OutOptions, Reporting, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.engine.listen.fetch import Fetched, StudyFetched
@@ -67,19 +66,10 @@ class SourceOptions:
     ] = None
 
 
-@dataclass(frozen=True)
-class FetchOptions:
-    """The folder for fetched studies."""
-
-    panel: ClassVar[str] = "Output"
-
-    out: OutOption = DEFAULT_OUT
-
-
 @takes_panels
 def fetch(
     options: SourceOptions,
-    output: FetchOptions,
+    output: OutOptions,
     key: KeyOptions,
     general: Reporting,
 ) -> None:
