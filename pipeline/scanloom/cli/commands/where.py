@@ -63,8 +63,10 @@ def where(
         named = find_sources(crosswalk.out, sorted(texts.keys() - {""}), "folder")
         folders = {source.folder for source in named}
         requested = list(dict.fromkeys(t.lower() for t in texts if t not in folders))
-        of_ids = (source for _, source in find_all(crosswalk.out, requested, key))
-        sources = list(dict.fromkeys([*named, *of_ids]))
+        of_cases = find_sources(crosswalk.out, sorted(requested))
+        file_ids = set(requested).difference(source.id for source in of_cases)
+        of_files = (source for _, source in find_files_of(crosswalk.out, file_ids, key))
+        sources = list(dict.fromkeys([*named, *of_cases, *of_files]))
         unknown = [text for text in requested if text not in {source.id for source in sources}]
         if not sources:
             raise ScanError(Reason.ID_UNKNOWN, _why_unknown(crosswalk.out, requested))
@@ -74,15 +76,6 @@ def where(
         if unknown:
             say(f"scanloom: not in the crosswalk: {', '.join(unknown)}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
-
-
-def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, SourceRecord]]:
-    """Return the sources of case ids and file ids, oldest first, with the number of the copy."""
-    from scanloom.io.output.crosswalk import find_sources
-
-    sources = [(1, source) for source in find_sources(out, sorted(ids))]
-    unknown = set(ids).difference(source.id for _, source in sources)
-    return [*sources, *find_files_of(out, unknown, key)]
 
 
 def find_files_of(
