@@ -44,6 +44,11 @@ SLEEP_3_S = 1005
 RAISE = 1006
 FILL_DEVICE_ONCE = 1007  # the device is full at the first try
 KILL_ITSELF = 1008
+PANIC = 1009  # as libraries in Rust do
+
+
+class Panic(BaseException):
+    """Derives from no Exception, as the one of PyO3."""
 
 
 class Threshold:
@@ -93,6 +98,8 @@ def behave(task: int, seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif task == RAISE:
         raise RuntimeError("a fault of the model")
+    elif task == PANIC:
+        raise Panic
 
 
 class Formula(Threshold):

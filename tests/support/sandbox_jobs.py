@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import time
@@ -57,12 +58,20 @@ def tire() -> None:
 
 def hang() -> None:
     """Hold the interpreter's lock in C code, as a decoder in an endless loop does."""
-    ctypes.PyDLL(None).sleep(60)
+    re.match("(a|a)*b", "a" * 64)
+
+
+def wait(seconds: float) -> float:
+    """Compute nothing, as a process without a core, or before a disk that does not answer."""
+    time.sleep(seconds)
+    return seconds
 
 
 def dawdle(steps: int, seconds: float) -> int:
     for _ in range(steps):
-        time.sleep(seconds)
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
         report_progress()
     return steps
 

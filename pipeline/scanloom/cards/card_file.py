@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from scanloom.cards.card import Cleaning, Decision, IntensityStep, Limitation, ModelCard, Weights
-from scanloom.core import Flag, Reason, ScanError, printable
+from scanloom.core import Flag, Reason, ScanError, printable, read_error
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -109,8 +109,7 @@ def read_card(folder: Path) -> ModelCard:
         document = json.loads(data, object_hook=_constructor(folder.absolute()))
         schema = document.pop("schema")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
-        detail = f"{CARD_FILE} can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise read_error(exc, CARD_FILE, Reason.MODEL_DAMAGED) from exc
     if schema != _SCHEMA:
         raise ScanError(Reason.NEWER_VERSION, f"{CARD_FILE} has another schema")
     card: ModelCard = _validated(ModelCard, document)

@@ -392,8 +392,8 @@ def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
     """Report published cases that are unreadable, on stderr."""
     for case in cases:
         lists = f"`scanloom verify {out}` lists its files"
-        remedy = "Remove its folder and run again."
-        say(f"scanloom: case {case} is damaged: {lists}. {remedy}", err=True)
+        remedy = "If one was changed or is missing, remove the case's folder and run again."
+        say(f"scanloom: case {case} is damaged or can't be read: {lists}. {remedy}", err=True)
 
 
 def warn_of_unexamined(reasons: Mapping[str, int]) -> None:

@@ -36,12 +36,7 @@ from scanloom.core import Reason, ScanError, user_cache_folder
 from scanloom.core.process import lock_file
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed
-from scanloom.io.system.scratch_folders import (
-    FOLDER_PREFIX,
-    lock_folder,
-    remove_stale_folders,
-    scratch_errors,
-)
+from scanloom.io.system.scratch_folders import make_locked_folder, scratch_errors
 from scanloom.own_python import is_ours, make_private_folder
 
 _SCHEMA: Final = 4
@@ -52,7 +47,7 @@ _UNWRITABLE: Final = (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE)
 _MODEL_FOLDER: Final = re.compile(r"dataset\d|.*__.*__", re.IGNORECASE)
 """Names of nnU-Net's folders of datasets and models, which may be links."""
 SILENCE_S: Final = 300.0
-"""Longest time for one file of weights: a pickle may describe endless work."""
+"""Longest processor time for one file of weights: a pickle may describe endless work."""
 TOTAL_S: Final = 3600.0
 MEMORY_BYTES: Final = 2 << 30
 """Memory of a conversion beside that of the weights; torch takes 0.3 GB of it."""
@@ -122,9 +117,7 @@ def _own_folder() -> Path:
     If it is killed, the next process that makes such a folder removes it.
     """
     with scratch_errors("for converted models"):
-        remove_stale_folders(Path(tempfile.gettempdir()))
-        folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}models-"))
-        lock = lock_folder(folder)
+        folder, lock = make_locked_folder(Path(tempfile.gettempdir()))
     atexit.register(lambda: (shutil.rmtree(folder, ignore_errors=True), lock and lock.close()))
     return folder
 
@@ -271,8 +264,8 @@ def convert_model(source: Path, options: Mapping[str, str], out: Path) -> None:
     Raises
     ------
     ScanError
-        Of the reader; MODEL_UNSAFE if it takes more memory or time than a model needs;
-        MODEL_DAMAGED if it crashes.
+        Of the reader; MODEL_UNSAFE if it takes more memory or processor time than a model needs;
+        MODEL_DAMAGED if it crashes; ENVIRONMENT if the machine is too busy.
     """
     sizes = [size for root in source_folders(source) for _, size, *_ in _signature(root)]
     memory = MEMORY_BYTES + COPIES * min(max(sizes, default=0), MAX_WEIGHTS)
@@ -282,7 +275,7 @@ def convert_model(source: Path, options: Mapping[str, str], out: Path) -> None:
     except ScanError as exc:
         ours = {
             Reason.TOO_LARGE: (Reason.MODEL_UNSAFE, "to read it takes more memory than a model"),
-            Reason.DECODE_TIMEOUT: (Reason.MODEL_UNSAFE, "to read it takes more time than a model"),
+            Reason.DECODE_TIMEOUT: (Reason.MODEL_UNSAFE, "to read it takes more work than a model"),
             Reason.DAMAGED: (Reason.MODEL_DAMAGED, "to read it crashes the reader"),
         }
         if exc.reason not in ours:

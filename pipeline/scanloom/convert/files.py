@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Final
 
-from scanloom.core import Reason, ScanError, format_bytes, printable
+from scanloom.core import Reason, ScanError, format_bytes, is_passing, printable, read_error
 
 MAX_BYTES: Final = 1 << 20
 """Largest text file that is read; the largest in MONAI's model zoo has 60 kB."""
@@ -66,7 +66,9 @@ def find_file(folder: Path, name: str) -> Path | None:
         if not file.is_file():
             return None
         inside = file.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # a loop of links; an invalid file name
+    except (OSError, RuntimeError, ValueError) as exc:  # a loop of links; an invalid file name
+        if is_passing(exc):
+            raise read_error(exc, truncate(name), Reason.MODEL_DAMAGED) from exc
         return None
     if not inside:
         raise unsafe(f"{truncate(name)} is a link out of the bundle: replace it with the file")
@@ -106,7 +108,7 @@ def read_bytes(file: Path, name: str) -> bytes:
             # not by the size of the file, which may change meanwhile
             data = stream.read(MAX_BYTES + 1)
     except OSError as exc:
-        raise damaged(f"{name} can't be read") from exc
+        raise read_error(exc, name, Reason.MODEL_DAMAGED) from exc
     if len(data) > MAX_BYTES:
         raise damaged(f"{name} is larger than {format_bytes(MAX_BYTES)}")
     return data

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.convert.files import damaged, find_file, truncate, unsafe, unsupported
-from scanloom.core import format_bytes
+from scanloom.core import Reason, format_bytes, is_passing, read_error
 
 MAX_BYTES: Final = (2 << 30) - 1
 """Largest graph with its weights: the limit of Protocol Buffers."""
@@ -190,6 +190,8 @@ def _with_raw_data(data: memoryview, folder: Path, left: list[int]) -> memoryvie
         offset, length = int(where.get("offset", "0")), int(where.get("length", "-1"))
         size = file.stat().st_size
     except (ValueError, OSError) as exc:
+        if is_passing(exc):
+            raise read_error(exc, truncate(name), Reason.MODEL_DAMAGED) from exc
         raise damaged("model.onnx describes its external files wrongly") from exc
     length = size - offset if length < 0 else length
     if not 0 <= offset <= offset + length <= size:

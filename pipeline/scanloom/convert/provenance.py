@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from scanloom.core import Reason, ScanError, printable
+from scanloom.core import Reason, ScanError, printable, read_error
 
 PROVENANCE_FILE: Final = "scanloom-provenance.json"
 """Name of the record inside a model's folder; it is not among the files that it lists."""
@@ -95,7 +95,7 @@ def read_provenance(folder: Path) -> Provenance | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{PROVENANCE_FILE} can't be read") from exc
+        raise read_error(exc, PROVENANCE_FILE, Reason.MODEL_DAMAGED) from exc
     if isinstance(document, dict) and document.get("schema", 1) != 1:
         raise ScanError(Reason.NEWER_VERSION, f"{PROVENANCE_FILE} has another schema")
     try:
@@ -152,7 +152,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     """Return the sizes of all files by relative path; hidden files and the record are left out."""
 
     def unreadable(exc: OSError) -> None:
-        raise ScanError(Reason.MODEL_DAMAGED, "a folder of the model can't be read") from exc
+        raise read_error(exc, "a folder of the model", Reason.MODEL_DAMAGED) from exc
 
     sizes = {}
     for root, folders, names in os.walk(folder, onerror=unreadable):
@@ -172,7 +172,7 @@ def _hash(file: Path) -> str:
     try:
         return file_digest(file)
     except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{printable(file.name)} can't be read") from exc
+        raise read_error(exc, printable(file.name), Reason.MODEL_DAMAGED) from exc
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from scanloom.cards.card import Weights
 from scanloom.cards.card_file import WEIGHTS_FOLDER, weights_file
 from scanloom.convert.files import check_archive, check_growth, damaged, is_safetensors, unsafe
 from scanloom.convert.onnx_file import with_external
-from scanloom.core import Reason, ScanError, format_bytes, lacks_memory, printable
+from scanloom.core import Reason, ScanError, format_bytes, lacks_memory, printable, read_error
 from scanloom.io.system.sandbox import report_progress
 
 MAX_WEIGHTS: Final = 4 << 30
@@ -99,7 +99,7 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
             wrapped = safetensors and wrapping_prefix(_tensor_names(stream))
     except OSError as exc:
-        raise damaged(f"{name} can't be read") from exc
+        raise read_error(exc, name, Reason.MODEL_DAMAGED) from exc
     if safetensors and not wrapped:
         return Weights(file, sha256)
     return ForeignWeights(file, sha256, key=key)
@@ -141,7 +141,7 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
     try:
         content = weights.file.read_bytes()
     except OSError as exc:
-        raise damaged(f"the model's weights can't be read ({type(exc).__name__})") from exc
+        raise read_error(exc, "the model's weights", Reason.MODEL_DAMAGED) from exc
     # the bytes that are hashed are those that are read below: the file may be replaced meanwhile
     if hashlib.sha256(content).hexdigest() != weights.sha256:
         raise ScanError(Reason.MODEL_HASH, "the weights were replaced while they were read")

@@ -11,7 +11,13 @@ from scanloom.core.paths import (
     user_config_folder,
     user_data_folder,
 )
-from scanloom.core.process import blame, keep_memory_private, lacks_memory
+from scanloom.core.process import (
+    blame,
+    is_passing,
+    keep_memory_private,
+    lacks_memory,
+    read_error,
+)
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.relations import Relations
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug
@@ -61,6 +67,7 @@ __all__ = [
     "format_bytes",
     "format_duration",
     "home",
+    "is_passing",
     "is_slug",
     "keep_memory_private",
     "lacks_memory",
@@ -68,6 +75,7 @@ __all__ = [
     "parse_bytes",
     "plain_number",
     "printable",
+    "read_error",
     "settle_in",
     "slug",
     "user_cache_folder",

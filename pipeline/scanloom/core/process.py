@@ -191,6 +191,35 @@ def blame(error: BaseException) -> ScanError:
     return ScanError(Reason.INTERNAL, kind)
 
 
+_OF_THE_FILE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
+)
+"""Error numbers that tell of a file itself: it is missing, or something else is in its place."""
+
+
+def is_passing(exc: BaseException) -> bool:
+    """Return whether an error tells nothing of a file: it may be there, and be read later.
+
+    Such as too many open files, no memory, a disk or share that fails, a permission that is
+    missing.
+    """
+    return isinstance(exc, OSError) and exc.errno is not None and exc.errno not in _OF_THE_FILE
+
+
+def read_error(exc: Exception, subject: str, damaged: Reason) -> ScanError:
+    """Return the error for a file that can't be read: `damaged` only if it is the file's fault.
+
+    `subject` begins its detail.
+    """
+    number = getattr(exc, "errno", None) or 0
+    cause = errno.errorcode.get(number) if type(exc) is OSError else None
+    detail = f"{subject} can't be read ({cause or type(exc).__name__})"
+    if not is_passing(exc):
+        return ScanError(damaged, detail)
+    fault = blame(exc)
+    return fault if fault.reason is not Reason.INTERNAL else ScanError(Reason.UNREADABLE, detail)
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out or a memory limit was reached."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:

@@ -434,7 +434,7 @@ def _check_size(outline: Outline, limit: int | None) -> None:
         raise ScanError(Reason.TOO_LARGE, f"{size >> 20} MiB of voxels")
 
 
-def failed_record(case: str, error: Exception) -> CaseRecord:
+def failed_record(case: str, error: BaseException) -> CaseRecord:
     """Return the record of a case that ended with an error: its reason and a safe detail."""
     fault = blame(error)
     return CaseRecord(case, fault.reason, fault.detail, (), None, private=fault.private)

@@ -93,6 +93,8 @@ class RunOptions:
         Whether a BIDS derivative is written too, to `OUT/bids`.
     archives : bool
         Whether archives inside folders are opened too, not only those named in `paths`.
+    spool : Path or None
+        The spool of a service, which workers must read.
     """
 
     out: Path
@@ -104,6 +106,7 @@ class RunOptions:
     price: float | None = None
     bids: bool = False
     archives: bool = False
+    spool: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -350,7 +353,10 @@ class RunSteps:
             from scanloom.engine.clusters.connect import open_pool
 
             digests, on_unfit = self.request.digests, self.status_writer.send_away
-            with open_pool(cluster, workflow, digests, case_file, setup, on_unfit) as cluster_pool:
+            spool = self.options.spool
+            with open_pool(
+                cluster, workflow, digests, case_file, setup, on_unfit, spool
+            ) as cluster_pool:
                 yield cluster_pool
         finally:  # the progress of its cases, which workers tell
             shutil.rmtree(progress, ignore_errors=True)

@@ -13,12 +13,11 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, is_passing
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import check_files
-from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import open_regular_file
 
 REVISIONS = ("review", "revisions")

@@ -8,7 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import ReadOptions, Reason, ScanError, Series
+from scanloom.core import ReadOptions, Reason, ScanError, Series, read_error
 from scanloom.io.formats import count_volumes
 from scanloom.io.identity import (
     case_id,
@@ -64,7 +64,7 @@ def read_source(
         document = read_json(folder / CASE)
         stamp = str(read_json(folder / TIMING).get(SOURCE_STAMP, ""))
     except (OSError, ValueError, LookupError) as exc:
-        raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
+        raise read_error(exc, f"case {name}", Reason.RESULT_DAMAGED) from exc
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
     series, phase, _ = _find(out, document, secret, find)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from scanloom.core import Reason, ScanError, Volume
+from scanloom.core import Reason, ScanError, Volume, read_error
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
@@ -177,8 +177,8 @@ def _volumes(folder: Path) -> list[Path]:
     try:
         files = sorted(folder.iterdir())
     except OSError as exc:
-        detail = f"the folder of images or labels can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.TRAINING_DATA, detail) from exc
+        subject = "the folder of images or labels"
+        raise read_error(exc, subject, Reason.TRAINING_DATA) from exc
     return [f for f in files if f.name.lower().endswith(VOLUME_SUFFIXES) and f.name[0] != "."]
 
 
@@ -215,8 +215,7 @@ def _document(file: Path) -> Any:
     try:
         return json.loads(read_regular_file(file, MAX_LIST_BYTES))
     except OSError as exc:
-        detail = f"the list of cases can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.TRAINING_DATA, detail) from exc
+        raise read_error(exc, "the list of cases", Reason.TRAINING_DATA) from exc
     except (ValueError, RecursionError) as exc:
         raise ScanError(Reason.TRAINING_DATA, "the list of cases is not JSON") from exc
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Grid, Reason, ScanError, Series, did_you_mean
+from scanloom.core import Grid, Reason, ScanError, Series, did_you_mean, is_passing
 from scanloom.core.process import lock_file
 from scanloom.io.formats import FORMATS
 from scanloom.io.identity import key_fingerprint, patient_share, read_key
@@ -43,7 +43,7 @@ from scanloom.io.output.private import check_key, check_links
 from scanloom.io.output.published import FILE_STAMPS, SOURCE_STAMP, check_files
 from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.system.atomic_write import fsync_path, private_draft
-from scanloom.io.system.disk_errors import is_passing, output_error
+from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor, open_regular_file, sha256_of
 from scanloom.io.write.nifti import write_nifti
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels

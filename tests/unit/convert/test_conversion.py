@@ -20,6 +20,7 @@ from scanloom.convert.provenance import file_digest
 from scanloom.convert.readers import read_model, readers
 from scanloom.convert.store import find_model
 from scanloom.core import ScanError, user_cache_folder
+from scanloom.io.system import sandbox
 from support.bundles import saved, spleen_config, spleen_metadata, write_bundle
 from support.faults import on_small_disk
 from support.nnunet_folders import plans, write_model
@@ -50,6 +51,15 @@ def test_a_model_is_converted_once(cache: Path, tmp_path: Path) -> None:
     read = read_model(folder)
     assert replace(first, weights=read.weights) == read
     assert first.weights.published == read.weights.sha256
+
+
+def test_a_busy_machine_convicts_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper that starts its process may have to import torch from a slow disk."""
+    sandbox._SERVER.stop()
+    monkeypatch.setattr(sandbox, "_FORK_TIMEOUT_S", 1e-3)
+    with pytest.raises(ScanError) as caught:
+        load_card(write_bundle(tmp_path / "spleen"))
+    assert caught.value.code == "ENVIRONMENT"
 
 
 def test_no_conversion_has_to_import_a_reader() -> None:

@@ -56,7 +56,7 @@ def test_endless_work_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     error = refusal(checkpoint(tmp_path, b"}" + doubled(100) + b"Ns"))
 
     assert error.reason is Reason.MODEL_UNSAFE
-    assert "more time" in error.detail
+    assert "more work" in error.detail
 
 
 def test_endless_memory_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,20 @@ import resource
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from scanloom.core import Reason, ScanError, blame
+from scanloom.cards.card import Weights
+from scanloom.cards.card_file import read_card
+from scanloom.convert.files import read_bytes
+from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
+from scanloom.convert.weights import find_weights
+from scanloom.core import Reason, ScanError, blame, read_error
+from scanloom.inference.network.loading import read_weights
+from scanloom.io.dicom.header.header import parsing
+from scanloom.io.system.archives import list_members
 from scanloom.io.system.shared_memory import shared_empty
 
 
@@ -122,6 +130,62 @@ def little_address_space() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EMFILE, Reason.ENVIRONMENT),
+        (errno.ENFILE, Reason.ENVIRONMENT),
+        (errno.ENOMEM, Reason.OUT_OF_MEMORY),
+        (errno.EIO, Reason.UNREADABLE),
+        (errno.ESTALE, Reason.UNREADABLE),
+        (errno.EACCES, Reason.UNREADABLE),
+        (errno.ENOENT, Reason.MODEL_DAMAGED),
+        (errno.EISDIR, Reason.MODEL_DAMAGED),
+    ],
+    ids=lambda value: errno.errorcode[value] if isinstance(value, int) else "",
+)
+def test_a_file_is_blamed_for_its_own_faults_only(number: int, reason: Reason) -> None:
+    error = OSError(number, os.strerror(number), "DOE_JANE.pt")
+    told = read_error(error, "model.pt", Reason.MODEL_DAMAGED)
+    assert told.reason is reason
+    assert "DOE" not in told.detail
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "card.json": lambda file: read_card(file.parent),
+    PROVENANCE_FILE: lambda file: read_provenance(file.parent),
+    "metadata.json": lambda file: read_bytes(file, file.name),
+    "model.pt": lambda file: find_weights(file, None, file.name),
+    "model.safetensors": lambda file: read_weights(Weights(file, "")),
+    "scan.dcm": lambda file: parse(file.open),
+    "archive.zip": list_members,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_too_many_open_files_convict_no_file(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"{}")
+    read = READERS[name]
+    with suppress(ScanError):  # imports what it needs
+        read(file)
+    lowest = os.dup(0)
+    os.close(lowest)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        told = told_of(lambda: read(file))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert told.reason in (Reason.ENVIRONMENT, Reason.UNREADABLE)
+
+
+def parse(open_file: Callable[[], object]) -> None:
+    """Parse an element whose value is read from the file when it is asked for."""
+    with parsing("a text of a header"):
+        open_file()
 
 
 def told_of(fails: Callable[[], object]) -> ScanError:

@@ -38,7 +38,7 @@ from scanloom.convert.download.transfer import (
 from scanloom.convert.files import TASK_FILE, damaged, unsafe
 from scanloom.convert.provenance import Digest
 from scanloom.convert.unread import unread_error
-from scanloom.core import Reason, ScanError, did_you_mean, format_bytes, printable
+from scanloom.core import Reason, ScanError, did_you_mean, format_bytes, printable, read_error
 
 _MAX_PATH_CHARACTERS: Final = 4096
 
@@ -533,7 +533,7 @@ def copy_folder(source: Path, target: Path) -> None:
         try:
             stream = file.open("rb")
         except OSError as exc:
-            raise damaged(f"{_shown(name)} can't be read") from exc
+            raise read_error(exc, _shown(name), Reason.MODEL_DAMAGED) from exc
         with stream:
             # of the open file: it may have been replaced since the walk
             size += os.fstat(stream.fileno()).st_size

@@ -42,6 +42,7 @@ def open_pool(
     case_file: CaseFile,
     child: WorkerSetup,
     on_unfit: Callable[[str], None],
+    spool: Path | None = None,
 ) -> Iterator[Pool]:
     """Start or join the cluster of a run, check its workers, and yield them as a pool.
 
@@ -60,6 +61,8 @@ def open_pool(
         Settings of the engines.
     on_unfit : callable
         Called with the reason when a worker is dismissed.
+    spool : Path or None
+        The spool of a service, which all workers must read.
 
     Raises
     ------
@@ -69,7 +72,8 @@ def open_pool(
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
 
     launched, private = find_kind(kind), case_file.path.parent
-    held = contact.hold_handshake(child.output.out, workflow.models, digests, case_file.path)
+    out = child.output.out
+    held = contact.hold_handshake(out, workflow.models, digests, case_file.path, spool)
     limits = PoolLimits(
         launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,
         same_machine=kind == LOCAL,

@@ -18,11 +18,13 @@ from typing import Any, Protocol
 from scanloom.core import Reason, ScanError
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import Execution
+from scanloom.io.output.private import write_private
 from scanloom.io.output.work_folder import HANDSHAKE_PREFIX, make_work_folder, process_file_name
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.own_python import own_environment, safe_path
+from scanloom.own_python import make_private_folder, own_environment, safe_path
 from scanloom.version import __version__
 
+_SPOOL_FILE = "handshake"
 _LEAVING_S = 120.0
 """Longest time before the end of a job at which its workers leave in good order."""
 
@@ -137,11 +139,14 @@ class Question:
         Names from the store, or bundle folders.
     case_file : str or None
         Path of the run's `CaseFile`, of whose first case the worker reads the files.
+    spool : (str, str) or None
+        Path of a file in the spool of a service, which has no case yet, and its content.
     """
 
     token: str
     models: tuple[str, ...] = ()
     case_file: str | None = None
+    spool: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,7 @@ def hold_handshake(
     models: Sequence[str] = (),
     digests: Sequence[str] = (),
     case_file: Path | None = None,
+    spool: Path | None = None,
 ) -> Iterator[Handshake]:
     """Keep a token file in the output folder during a run, by which workers are checked.
 
@@ -210,13 +216,16 @@ def hold_handshake(
         recipe was made.
     case_file : Path or None
         Path of the run's `CaseFile`; workers must see and read the files of its first case.
+    spool : Path or None
+        The spool of a service, which workers must read instead: it has no case yet.
     """
     out = out.absolute()
     make_work_folder(out)
     token = out / ".work" / process_file_name(HANDSHAKE_PREFIX)
     token.write_text(os.urandom(16).hex())
-    seen = str(case_file.absolute()) if case_file else None
-    question = Question(str(token), tuple(models), seen)
+    seen = str(case_file.absolute()) if case_file and not spool else None
+    known = _spool_token(spool.absolute()) if spool else None
+    question = Question(str(token), tuple(models), seen, known)
     try:
         yield Handshake(question, replace(answer(question), models=tuple(digests)))
     finally:
@@ -230,6 +239,8 @@ def answer(question: Question) -> Answer:
     except OSError:
         token = None
     files = _first_case(question.case_file)
+    if question.spool is not None:
+        files = (Path(question.spool[0]),) if _is_spool(*question.spool) else None
     return Answer(
         token,
         __version__,
@@ -271,6 +282,24 @@ def describe_mismatch(answers: Mapping[str, Any], expected: Answer) -> str | Non
         if lacking:
             return f"{lacking} of {count} workers {problem}"
     return None
+
+
+def _spool_token(spool: Path) -> tuple[str, str]:
+    """Return the path and content of a file by which a spool is known; OSError."""
+    make_private_folder(spool)
+    path = spool / _SPOOL_FILE
+    if not path.exists():
+        content = os.urandom(16).hex()
+        write_private(path, lambda draft: draft.write_text(content))
+    return str(path), path.read_text()
+
+
+def _is_spool(path: str, content: str) -> bool:
+    """Return whether a file of a spool is here: another machine may have a folder of this name."""
+    try:
+        return Path(path).read_text() == content
+    except (OSError, ValueError):
+        return False
 
 
 def _model_hash(name: str) -> str | None:

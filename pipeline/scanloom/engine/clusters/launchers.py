@@ -20,7 +20,11 @@ from scanloom.core import Reason, ScanError
 from scanloom.engine.workflow.schema import Cluster, Execution
 from scanloom.io.output.private import append_private
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0
+FIRST_LOOK_S, MAX_LOOK_S = 30.0, 180.0
+"""Time between two questions to SLURM, whose controller serves all users: doubled each time, and
+reset when jobs are submitted."""
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0
 """Pause between two submissions that replace ended jobs: doubled each time, and reset after jobs
 that lived longer than the maximum."""
 
@@ -62,6 +66,7 @@ class SlurmJobs:
         self.arguments = ("--ntasks=1", *self._requested())
         self._submitted = 0
         self._last, self._pause = -math.inf, 0.0
+        self._next_look, self._look = -math.inf, FIRST_LOOK_S
 
     def _requested(self) -> Iterator[str]:
         options = self._options
@@ -92,16 +97,20 @@ class SlurmJobs:
         A job that SLURM itself requeues (after preemption or the loss of its node) keeps its
         number in the queue, and is not missing.
         """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look, self._look = now + self._look, min(MAX_LOOK_S, 2 * self._look)
         # Without an answer of SLURM none is taken to be missing: jobs would be submitted twice
         alive = self._alive() if self._submitted else 0
         missing = self.jobs - alive if alive is not None else 0
-        since = time.monotonic() - self._last
+        since = now - self._last
         if missing <= 0 or since < self._pause:
             return
         if not joined and self._submitted >= self.jobs + MAX_FUTILE_JOBS:
             raise ScanError(Reason.CLUSTER, "jobs end before a worker joins: see slurm-*.log")
         # First: a job that is refused is not submitted again at once either
-        self._last = time.monotonic()
+        self._last, self._next_look, self._look = now, now + FIRST_LOOK_S, 2 * FIRST_LOOK_S
         doubled = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause))
         self._pause = FIRST_PAUSE_S if since > MAX_PAUSE_S else doubled
         for _ in range(missing):

@@ -163,10 +163,16 @@ def _look(outbox: Outbox, deliveries: Sequence[_Delivery]) -> None:
         return
     now = time.time()
     for delivery in deliveries:
-        if delivery.target.name not in busy:
-            due = [x for x in lines if x.target == delivery.target.name and x.due <= now]
-            if due and outbox.trouble(delivery.target.name).due <= now:
+        target = delivery.target
+        if target.name not in busy:
+            due = [x for x in lines if x.target == target.name and _is_due(x.due, now, target)]
+            if due and _is_due(outbox.trouble(target.name).due, now, target):
                 delivery.begin(due[:BATCH])
+
+
+def _is_due(due: float, now: float, target: Target) -> bool:
+    """Return whether to go on; if it is due later than ever planned, the clock was put back."""
+    return not now < due <= now + max(MAX_WAIT_S, target.retry, target.report_within)
 
 
 def _take_reports(outbox: Outbox, targets: dict[str, Target], busy: Container[str]) -> None:

@@ -57,6 +57,8 @@ REPLACED = "replaced"
 MOST_WAITING_S = 3600.0
 """A scan that was read may have waited so long for its device."""
 _STALE_S = 3600.0
+NOT_SENT = (Reason.RESULT_DAMAGED, Reason.UNREADABLE)
+"""Reasons for which a single case can't be added."""
 
 _Stamp = tuple[int, int]
 """Time of change, in ns, and inode: two states of a line may have been written in one tick."""
@@ -204,11 +206,16 @@ class Outbox:
         Raises
         ------
         ScanError
-            RESULT_DAMAGED if `verify` finds a fault in the case; OUTPUT_UNWRITABLE, DISK_FULL.
+            RESULT_DAMAGED if `verify` finds a fault in the case; UNREADABLE if it can't be read
+            now; OUTPUT_UNWRITABLE, DISK_FULL.
         """
         from scanloom.engine.results.verify import verify_case
 
-        if next(verify_case(case_folder, case_folder.name), None) is not None:
+        faults = {found.fault for found in verify_case(case_folder, case_folder.name)}
+        if faults == {"unreadable"}:  # such as of a share that is away for a while
+            detail = f"case {case_folder.name} can't be read, and is not sent"
+            raise ScanError(Reason.UNREADABLE, detail)
+        if faults:
             detail = f"case {case_folder.name} differs from what was published, and is not sent"
             raise ScanError(Reason.RESULT_DAMAGED, detail)
         lines = []

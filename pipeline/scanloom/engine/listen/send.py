@@ -12,7 +12,7 @@ from typing import Any
 
 from scanloom.core import Reason, ScanError, did_you_mean
 from scanloom.engine.listen.delivery import TICK_S, deliver, peer_maker
-from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder
+from scanloom.engine.listen.outbox import NOT_SENT, Line, Outbox, Trouble, outbox_folder
 from scanloom.engine.listen.receive import receiver_options
 from scanloom.engine.listen.site import Site
 from scanloom.io.output.layout import no_results, published_cases
@@ -100,7 +100,7 @@ def send(
         try:
             lines += [outbox.retry(line) for line in outbox.add(folder, to)]
         except ScanError as error:
-            if error.reason is not Reason.RESULT_DAMAGED:
+            if error.reason not in NOT_SENT:
                 raise
             refused[folder.name] = error.detail
     if not lines and not refused:

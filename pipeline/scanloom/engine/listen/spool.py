@@ -123,12 +123,11 @@ class IncomingFile:
         with self._lock:
             if self.error is not None or self._descriptor is None:
                 return len(data)
-            if self._unseen >= LOOK_BYTES:
-                self._unseen = 0
-                if not self._spool.has_room():
-                    self._give_up(OSError(errno.ENOSPC, "below the reserve"))
-                    return len(data)
             try:
+                if self._unseen >= LOOK_BYTES:
+                    self._unseen = 0
+                    if not self._spool.has_room():
+                        raise OSError(errno.ENOSPC, "below the reserve")  # noqa: TRY301
                 view = memoryview(data)
                 while view:
                     view = view[os.write(self._descriptor, view) :]
@@ -148,9 +147,9 @@ class IncomingFile:
             if self.error is None and self._descriptor is not None:
                 try:
                     os.fsync(self._descriptor)
+                    self._close()
                 except OSError as exc:
                     self._give_up(exc)
-                self._close()
             if self.error is not None:
                 raise self.error
 
@@ -161,13 +160,15 @@ class IncomingFile:
 
     def _give_up(self, exc: OSError) -> None:
         self.error = exc
-        self._close()
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # a share that is away; the next start removes the file
+            self._close()
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 class Spool:

@@ -25,6 +25,7 @@ from typing import Self
 from scanloom.core import Case, CaseRecord, Flag, Reason, ScanError, counted, printable
 from scanloom.engine import run_files
 from scanloom.engine.listen.nodes import check_installed, make_finder
+from scanloom.engine.listen.outbox import NOT_SENT
 from scanloom.engine.listen.site import Ask, Rule, Site
 from scanloom.engine.listen.spool import last_arrival
 from scanloom.engine.listen.studies import (
@@ -219,7 +220,7 @@ class Worker:
         As of a run.
     published : callable
         Is called with each published case of a rule, also after a restart: `send` of the rule says
-        what for. RESULT_DAMAGED if it can't be sent as it is.
+        what for. RESULT_DAMAGED or UNREADABLE if it can't be sent as it is.
     write_tables : callable
         Starts a process that writes tables and report; it receives the run folders.
 
@@ -245,7 +246,7 @@ class Worker:
             if peer.ask is not None:
                 check_installed(peer.ask)
                 make_finder(site.title, peer.ask)
-        self._options = RunOptions(out, key, site.cluster)
+        self._options = RunOptions(out, key, site.cluster, spool=spool)
         self._key = load_key_of(out, key)
         self._stack = ExitStack()
         self._lanes: dict[str, Lane] = {}
@@ -525,7 +526,7 @@ class Worker:
             try:
                 self._published(folder, work.rule.send, work.read)
             except ScanError as error:
-                if error.reason is not Reason.RESULT_DAMAGED:  # any other case would end so
+                if error.reason not in NOT_SENT:  # any other case would end so
                     raise
                 work.failed[record.id] = error.reason
                 LOG.warning("%s (%s)", error.detail, error.code)

@@ -376,6 +376,8 @@ class RunCases:
             cards = self._request.cards if self._request is not None else ()
             state = explained_result_state(out, case, cards, replace=scope.replace)
         except ScanError as error:
+            if error.reason.retry:  # it can't be read now: its worker tries again
+                return None
             return Outcome(case.id, error.code, error.detail)
         finally:
             if self._ledger is not None:

@@ -69,8 +69,7 @@ class WorkerLoop:
                 try:
                     pool.submit(self._work, request)
                 except RuntimeError as error:  # no thread can be started
-                    record = failed_record(request.case.id, error)
-                    self._send(CaseReply(request.number, record, ()))
+                    self._fail(request, error)
 
     def _make_models(self) -> None:
         try:
@@ -87,6 +86,17 @@ class WorkerLoop:
             self._send(Ready(blame(exc)))
 
     def _work(self, request: CaseRequest) -> None:
+        try:
+            self._run(request)
+        except BaseException as exc:  # noqa: BLE001  # else the worker would wait for an answer
+            traceback.print_exc()  # into the log, which is private
+            self._fail(request, exc)
+
+    def _fail(self, request: CaseRequest, error: BaseException) -> None:
+        record = failed_record(request.case.id, error)
+        self._send(CaseReply(request.number, record, ()))
+
+    def _run(self, request: CaseRequest) -> None:
         spans: list[Span] = []
 
         @contextmanager

@@ -9,13 +9,14 @@ import itertools
 import os
 import secrets
 import signal
+import struct
 import subprocess
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from socket import SHUT_WR, socketpair
+from socket import SHUT_WR, SO_SNDTIMEO, SOL_SOCKET, socketpair
 from typing import Any, Self
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
@@ -28,7 +29,7 @@ from scanloom.io.system.messages import Message, receive, send
 from scanloom.own_python import own_environment, own_python
 
 _START_TIMEOUT_S = 600.0
-"""Time limit for imports and the loading of models."""
+"""Time limit for imports and the loading of models, and then until a case begins."""
 _POLL_INTERVAL_S = 0.25
 """Time between two checks of a case's deadline."""
 
@@ -51,6 +52,7 @@ class _RunningCase:
     def __init__(self) -> None:
         self.ended = threading.Event()
         self.done: messages.CaseReply | None = None
+        self.has_begun = False
         self._since: float | None = None
         self._worked = 0.0
 
@@ -61,7 +63,7 @@ class _RunningCase:
         return self._worked + (time.monotonic() - since if since is not None else 0.0)
 
     def begin(self, step: str) -> None:
-        self._worked = self.worked
+        self._worked, self.has_begun = self.worked, True
         self._since = None if step == messages.QUEUED else time.monotonic()
 
     def finish(self, done: messages.CaseReply | None) -> None:
@@ -103,9 +105,13 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal goes to the worker only
             )
-        self._lock = threading.Lock()
+        # A stopped child reads nothing: without a limit, a message beyond the buffer waits for ever
+        seconds, microseconds = divmod(int(1e6 * _START_TIMEOUT_S), 1_000_000)
+        limit = struct.pack("ll", seconds, microseconds)
+        self._socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, limit)
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiting: dict[int, _RunningCase] = {}
-        self._number, self._began = 0, time.monotonic()
+        self._number = 0
         self._code: int | None = None
         self._fault: ScanError | None = None
         self.ready = self.late = False
@@ -128,7 +134,8 @@ class WorkerProcess:
     def ask(self, case: Case, limit: float) -> messages.CaseReply:
         """Process a case in the child, and wait for its end.
 
-        `limit` is its processing time in s; waiting for models and the device does not count.
+        `limit` is its processing time in s; waiting for models and the device does not count. A
+        child that does not begin the case is killed.
 
         Raises
         ------
@@ -146,20 +153,34 @@ class WorkerProcess:
             self._number += 1
             number = self._number
             self._waiting[number] = waiting
-            with suppress(OSError):  # the child is dying, which the listener thread finds
+        try:
+            with self._sending:
                 send(self._socket, messages.CaseRequest(number, case))
+        except BlockingIOError:  # it reads nothing
+            self._give_up()
+        except OSError:
+            pass  # the child is dying, which the listener thread finds
+        ready, waited = self.ready, 0.0
         while not waiting.ended.wait(_POLL_INTERVAL_S):
             if waiting.worked > limit:
                 self.kill()
                 raise CaseTimeoutError
-            if not self.ready and time.monotonic() - self._began > _START_TIMEOUT_S:
-                detail = f"the models were not loaded within {_START_TIMEOUT_S:.0f} s"
-                self._fault, self.late = ScanError(Reason.ENVIRONMENT, detail), True
-                self.kill()
+            # Not by the clock, which goes on while a job with both processes is suspended
+            waited = waited + _POLL_INTERVAL_S if self.ready == ready else 0.0
+            ready = self.ready
+            if not waiting.has_begun and waited > _START_TIMEOUT_S:
+                self._give_up()
         if waiting.done is None:
             self._check_alive()
             raise ChildDiedError(0)
         return waiting.done
+
+    def _give_up(self) -> None:
+        """Kill a child that hangs, such as a stopped one; no case is to blame."""
+        if not self.ready:
+            detail = f"the models were not loaded within {_START_TIMEOUT_S:.0f} s"
+            self._fault, self.late = ScanError(Reason.ENVIRONMENT, detail), True
+        self.kill()
 
     def _check_alive(self) -> None:
         if self._fault is not None:
@@ -186,12 +207,12 @@ class WorkerProcess:
         try:
             while True:
                 self._take(receive(self._socket))
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             pass
-        except ValueError:  # something else wrote into the socket
+        except Exception:  # noqa: BLE001  # something else wrote into the socket, or no memory
             self.kill()
         code = self._process.wait()
-        with self._lock:
+        with self._sending, self._lock:  # nothing is sent to a number that another file may have
             self._socket.close()
             self._code = code
         self._wake_all()

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scanloom.cards.card import ModelCard, NetworkSpec
 from scanloom.cards.networks import NETWORKS, AllowedNetwork
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, read_error
 from scanloom.inference.device import is_out_of_memory
 
 _MAX_TENSORS: Final = 20_000
@@ -99,7 +99,7 @@ def check_network(card: ModelCard) -> None:
     Raises
     ------
     ScanError
-        As `build_network`; MODEL_DAMAGED.
+        As `build_network`; MODEL_DAMAGED, UNREADABLE.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -110,10 +110,10 @@ def check_network(card: ModelCard) -> None:
         try:
             if not weights.file.is_file():  # to open a pipe would never end
                 raise FileNotFoundError
-            safe_open(weights.file, "numpy")
+            with weights.file.open("rb"):  # its errors have numbers
+                safe_open(weights.file, "numpy")
         except (OSError, SafetensorError) as exc:
-            detail = f"the model's weights can't be read ({type(exc).__name__})"
-            raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+            raise read_error(exc, "the model's weights", Reason.MODEL_DAMAGED) from exc
 
 
 def find_class(spec: NetworkSpec) -> tuple[Any, AllowedNetwork]:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from scanloom.cards.card import ModelCard, NetworkSpec, Weights
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, read_error
 from scanloom.inference.device import (
     all_finite,
     cudnn_version,
@@ -233,8 +233,8 @@ def read_weights(weights: Weights) -> State:
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if the file can't be read or is no safetensors; MODEL_HASH if its hash differs
-        from the card's; OUT_OF_MEMORY.
+        MODEL_DAMAGED if the file is missing or no safetensors; UNREADABLE; MODEL_HASH if its hash
+        differs from the card's; OUT_OF_MEMORY.
     """
     from safetensors.torch import load
 
@@ -243,8 +243,7 @@ def read_weights(weights: Weights) -> State:
             raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a file")
         content = weights.file.read_bytes()
     except OSError as exc:
-        detail = f"the model's weights can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise read_error(exc, "the model's weights", Reason.MODEL_DAMAGED) from exc
     # Hashed as read, so that no other process can change the file in between
     digest, expected = hashlib.sha256(content).hexdigest(), weights.sha256.lower()
     if digest != expected:

@@ -24,7 +24,7 @@ from pynetdicom import _config, dimse_messages
 from pynetdicom.dsutils import create_file_meta
 from pynetdicom.dul import DULServiceProvider
 
-from scanloom.core import ScanError
+from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.instance import Instance, read_instance
 from scanloom.io.dicom.uids import is_uid
 from scanloom.io.network.commitment import NOT_AUTHORIZED
@@ -132,7 +132,8 @@ class DataSets:
         try:
             instance = read_instance(draft.path)
         except ScanError as exc:
-            return NOT_UNDERSTOOD, f"refused: {exc.code}"
+            ours = exc.reason is Reason.UNREADABLE  # our disk's fault, not the object's
+            return NO_RESOURCES if ours else NOT_UNDERSTOOD, f"refused: {exc.code}"
         except OSError as exc:
             return _no_room(exc)
         promised = {str(request.AffectedSOPClassUID), str(event.context.abstract_syntax)}

@@ -235,7 +235,10 @@ class Receiver:
         association.targets = [sender.target for sender in known if sender.target]
         may_store = len(association.targets) < len(known)
         association.data_sets.may_store = may_store
-        has_room = self.store.has_room() or not may_store
+        try:
+            has_room = not may_store or self.store.has_room()
+        except OSError:  # a share that is away
+            has_room = False
         if self.stopping.is_set() or not has_room:
             return CONGESTED
         with self._lock:

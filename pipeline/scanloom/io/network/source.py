@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from pydicom import Dataset
 from pydicom.uid import UID, AllTransferSyntaxes
@@ -51,8 +51,10 @@ T = TypeVar("T")
 STUDY_ROOT_MOVE = "1.2.840.10008.5.1.4.1.2.2.2"
 STUDY_ROOT_GET = "1.2.840.10008.5.1.4.1.2.2.3"
 """Study Root Query/Retrieve Information Model (PS3.4 C.6.2)."""
-MAX_ANSWERS = 200_000
-"""To one question; a source that goes on is no help."""
+MAX_ANSWERS, MAX_ANSWERING_S = 200_000, 3600.0
+"""To one question; a source that goes on is no help. Of each, only what is needed is kept."""
+MAX_TEXT = 1024
+"""Characters of a value that are kept; no value that is asked for may have more than 64."""
 PAGE = 1000
 """Answers of a request of QIDO-RS."""
 SYNTAXES = (
@@ -283,7 +285,7 @@ class _Watch:
 def _text(answer: Dataset, name: str) -> str:
     """Return the value of an answer as text; "" if it has none."""
     value = answer.get(name)
-    return "" if value is None else str(value).strip()
+    return "" if value is None else str(value)[:MAX_TEXT].strip()
 
 
 def _study_found(answer: Dataset) -> StudyFound:
@@ -296,6 +298,19 @@ def _series_found(answer: Dataset) -> SeriesFound:
     series, modality = _uid(answer, "SeriesInstanceUID"), _text(answer, "Modality")
     instances = int(count) if count else None
     return SeriesFound(series, modality, instances, _text(answer, "SeriesDescription"))
+
+
+def _study_that_fits(keys: Keys, answer: Dataset) -> StudyFound | None:
+    return _study_found(answer) if keys.fits(answer) else None
+
+
+def _study_of(series: str, answer: Dataset) -> str | None:
+    is_it = _text(answer, "SeriesInstanceUID") == series
+    return _uid(answer, "StudyInstanceUID") if is_it else None
+
+
+def _instance_found(answer: Dataset) -> tuple[str, str]:
+    return _uid(answer, "SOPInstanceUID"), _text(answer, "SOPClassUID")
 
 
 def _uid(answer: Dataset, name: str) -> str:
@@ -329,27 +344,30 @@ class DicomFinder(DicomConnection):
         """See `Finder`."""
         if keys.series:
             names = {"StudyInstanceUID": keys.study, "SeriesInstanceUID": keys.series}
-            answers = self._find("SERIES", names, ())
-            given = [each for each in answers if _text(each, "SeriesInstanceUID") == keys.series]
+            given = self._find("SERIES", names, (), partial(_study_of, keys.series))
             if not given:
                 return []
-            keys = Keys(**{**vars(keys), "series": "", "study": _uid(given[0], "StudyInstanceUID")})
-        answers = self._find("STUDY", keys.names(), STUDY_NAMES)
-        return _read([each for each in answers if keys.fits(each)], _study_found)
+            keys = Keys(**{**vars(keys), "series": "", "study": given[0]})
+        return self._find("STUDY", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
 
     def find_series(self, study: str) -> list[SeriesFound]:
         """See `Finder`."""
         names = {"StudyInstanceUID": study, "SeriesInstanceUID": ""}
-        return _read(self._find("SERIES", names, SERIES_NAMES), _series_found)
+        return self._find("SERIES", names, SERIES_NAMES, _series_found)
 
     def find_instances(self, study: str, series: str) -> dict[str, str]:
         """See `Finder`."""
         names = {"StudyInstanceUID": study, "SeriesInstanceUID": series, "SOPInstanceUID": ""}
-        answers = self._find("IMAGE", names, ["SOPClassUID"])
-        pairs = _read(answers, lambda a: (_uid(a, "SOPInstanceUID"), _text(a, "SOPClassUID")))
-        return dict(pairs)
+        return dict(self._find("IMAGE", names, ["SOPClassUID"], _instance_found))
 
-    def _find(self, level: str, keys: Mapping[str, str], more: Sequence[str]) -> list[Dataset]:
+    def _find(
+        self,
+        level: str,
+        keys: Mapping[str, str],
+        more: Sequence[str],
+        read: Callable[[Dataset], T | None],
+    ) -> list[T]:
+        """Return what is read of the answers, as they come, but not None."""
         if self._context(STUDY_ROOT_FIND) is None:
             raise NotOfferedError("it offers no queries")
         question = Dataset()
@@ -361,7 +379,7 @@ class DicomFinder(DicomConnection):
         for name in more:
             setattr(question, name, None)
         self._made.dimse_timeout = self._address.patience
-        found: list[Dataset] = []
+        found = _Found(read)
         pulse = Pulse(self._address.patience)
         try:
             with _Watch(pulse, self.cut):
@@ -369,14 +387,14 @@ class DicomFinder(DicomConnection):
                     pulse.beat()
                     code = status.get("Status") if status else None
                     if code == 0:
-                        return found
+                        return found.checked()
                     if code is None:
                         raise UnreachableError("it ended the association, or gives no answer")
                     if code not in PENDING:
                         raise RefusedError(f"it refuses the question (status {code:04X})")
-                    if answer is None or len(found) == MAX_ANSWERS:
+                    if answer is None or found.is_endless:
                         break
-                    found.append(answer)
+                    found.add(answer)
         except (*_UNREADABLE, OSError) as exc:
             if not self._made.is_established:
                 raise UnreachableError(f"the association ended ({type(exc).__name__})") from exc
@@ -385,12 +403,36 @@ class DicomFinder(DicomConnection):
         raise RefusedError("its answer can't be read, or has no end")
 
 
-def _read(answers: Sequence[Dataset], read: Callable[[Dataset], T]) -> list[T]:
-    """Return what answers say; RefusedError if one is malformed."""
-    try:
-        return [read(answer) for answer in answers]
-    except _UNREADABLE as exc:
-        raise RefusedError(f"its answer can't be read ({type(exc).__name__})") from exc
+class _Found(Generic[T]):
+    """What is read of the answers to a question; the answers themselves are not kept."""
+
+    def __init__(self, read: Callable[[Dataset], T | None]) -> None:
+        self._read, self._found = read, list[T]()
+        self._count, self._began = 0, time.monotonic()
+        self._fault: Exception | None = None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether there are too many answers, or they take too long."""
+        is_late = time.monotonic() - self._began > MAX_ANSWERING_S
+        return is_late or self._count >= MAX_ANSWERS
+
+    def add(self, answer: Dataset) -> None:
+        """Read an answer."""
+        self._count += 1
+        try:
+            read = self._read(answer)
+        except _UNREADABLE as exc:
+            self._fault = exc
+        else:
+            self._found += [] if read is None else [read]
+
+    def checked(self) -> list[T]:
+        """Return what was read; RefusedError if an answer is malformed."""
+        if self._fault is not None:
+            kind = type(self._fault).__name__
+            raise RefusedError(f"its answer can't be read ({kind})") from self._fault
+        return self._found
 
 
 class _Retrieval(DicomConnection):
@@ -549,40 +591,47 @@ class WebSource(WebConnection):
     def find_studies(self, keys: Keys) -> list[StudyFound]:
         """See `Finder`."""
         if keys.series and not keys.study:
-            given = self._search("series", {"SeriesInstanceUID": keys.series}, ())
-            given = [each for each in given if _text(each, "SeriesInstanceUID") == keys.series]
+            names, study_of = {"SeriesInstanceUID": keys.series}, partial(_study_of, keys.series)
+            given = self._search("series", names, (), study_of)
             if not given:
                 return []
-            keys = Keys(**{**vars(keys), "study": _uid(given[0], "StudyInstanceUID")})
-        answers = self._search("studies", keys.names(), STUDY_NAMES)
-        return _read([each for each in answers if keys.fits(each)], _study_found)
+            keys = Keys(**{**vars(keys), "study": given[0]})
+        return self._search("studies", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
 
     def find_series(self, study: str) -> list[SeriesFound]:
         """See `Finder`."""
-        return _read(self._search(f"studies/{study}/series", {}, SERIES_NAMES), _series_found)
+        return self._search(f"studies/{study}/series", {}, SERIES_NAMES, _series_found)
 
     def find_instances(self, study: str, series: str) -> dict[str, str]:
         """See `Finder`."""
-        answers = self._search(f"studies/{study}/series/{series}/instances", {}, ["SOPClassUID"])
-        pairs = _read(answers, lambda a: (_uid(a, "SOPInstanceUID"), _text(a, "SOPClassUID")))
-        return dict(pairs)
+        place = f"studies/{study}/series/{series}/instances"
+        return dict(self._search(place, {}, ["SOPClassUID"], _instance_found))
 
-    def _search(self, place: str, keys: Mapping[str, str], more: Sequence[str]) -> list[Dataset]:
-        """Return the answers to a question, page by page, until none has anything new."""
-        found: dict[str, Dataset] = {}
+    def _search(
+        self,
+        place: str,
+        keys: Mapping[str, str],
+        more: Sequence[str],
+        read: Callable[[Dataset], T | None],
+    ) -> list[T]:
+        """Return what is read of the answers, page by page, until none has anything new."""
+        found, known = _Found(read), set[str]()
         filters = {name: value for name, value in keys.items() if value}
         params: dict[str, Any] = {**filters, "includefield": ",".join(more), "limit": PAGE}
         name = "SOPInstanceUID" if place.endswith("instances") else "SeriesInstanceUID"
         name = "StudyInstanceUID" if place == "studies" else name
         params = {key: value for key, value in params.items() if value != ""}
-        while len(found) <= MAX_ANSWERS:
+        while not found.is_endless:
             ask = partial(self._get_json, place, dict(params))
             page = self._ask(ask, missing=list[Dataset]())
             new = {_text(each, name): each for each in page}
-            if new.keys() <= found.keys():
-                return list(found.values())
-            found |= new
-            params["offset"] = len(found)
+            if new.keys() <= known:
+                return found.checked()
+            for uid, answer in new.items():
+                if uid not in known:
+                    found.add(answer)
+            known |= new.keys()
+            params["offset"] = len(known)
         raise RefusedError("its answer has no end")
 
     def _get_json(self, place: str, params: dict[str, Any]) -> list[Dataset]:

@@ -12,7 +12,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, read_error
 from scanloom.core.engines import EngineRecord
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.private import check_links
@@ -62,8 +62,7 @@ class OutputEngines:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError) as exc:
-            detail = f"{ENGINES}/{network} can't be read; without it an engine is chosen anew"
-            raise ScanError(Reason.RESULT_DAMAGED, detail) from exc
+            raise read_error(exc, f"{ENGINES}/{network}", Reason.RESULT_DAMAGED) from exc
 
     def record(self, network: str, decision: EngineRecord) -> EngineRecord:
         """Record a decision unless there is one; return the one that is recorded now.

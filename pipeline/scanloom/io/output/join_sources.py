@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, is_passing, read_error
 from scanloom.io.output.measurements import (
     FLOAT_COLUMNS,
     FORMULA_PREFIXES,
@@ -433,6 +433,8 @@ def _lines(reader: Iterator[list[str]]) -> Iterator[list[str]]:
     try:
         yield from filter(None, reader)
     except (OSError, csv.Error, UnicodeDecodeError) as exc:
+        if is_passing(exc):
+            raise read_error(exc, "the table", Reason.DAMAGED) from exc
         detail = f"the table is not a CSV in UTF-8 ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
 

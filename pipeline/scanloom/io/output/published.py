@@ -17,10 +17,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Case, Reason, ScanError
+from scanloom.core import Case, Reason, ScanError, is_passing
 from scanloom.io.output.file_names import CASE, CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json, write_json
 from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.disk_errors import disk_error
 from scanloom.io.system.regular_files import read_regular_file, sha256_of
 
 FILE_STAMPS, SOURCE_STAMP = "files", "source_stamp"
@@ -81,7 +82,8 @@ def result_state(folder: Path, case: Case, *, replace: bool) -> ResultState:
     ------
     ScanError
         STALE, RESULT_DAMAGED or NEWER_VERSION if such a result exists and may not be replaced;
-        STALE also if its source has changed and its folder contains foreign files.
+        STALE also if its source has changed and its folder contains foreign files;
+        OUTPUT_UNWRITABLE if it can't be read now.
     """
     if not folder.is_dir():
         return ResultState.ABSENT
@@ -92,6 +94,8 @@ def result_state(folder: Path, case: Case, *, replace: bool) -> ResultState:
             return ResultState.REPLACEABLE
         if isinstance(exc, ScanError):
             raise
+        if is_passing(exc) and (away := disk_error(exc)) is not None:
+            raise away from exc
         raise ScanError(Reason.RESULT_DAMAGED, _damage(folder, exc)) from exc
     if provenance.recipe != case.recipe:
         if replace:

@@ -5,7 +5,6 @@ A member is never written to the path that its name gives: see `scanloom.io.syst
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import tarfile
@@ -17,7 +16,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple, cast
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, is_passing
 from scanloom.io.system.compressed_streams import compression_of_start, open_decompressed
 from scanloom.io.system.regular_files import open_regular_file
 
@@ -40,8 +39,6 @@ MAX_GLOBAL_HEADERS = 1000
 MAX_TRAILING_BYTES = 1 << 26
 """Bytes behind the end of a tar archive: writers pad up to 10 KiB."""
 
-_ACCESS_ERRORS = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT})
-"""Errors of a disk or network, whatever the content of the file."""
 _ENCRYPTED = 0x2041  # flags of zip: password, strong encryption, masked directory
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 _UNIX = 3  # zip's create_system for which external_attr holds the mode of the file
@@ -298,5 +295,4 @@ def unpack_error(exc: Exception, source: str) -> ScanError:
     if isinstance(exc, MemoryError):
         return ScanError(Reason.OUT_OF_MEMORY, f"{source} does not fit into memory")
     detail = f"{source} can't be unpacked ({type(exc).__name__})"
-    inaccessible = isinstance(exc, OSError) and exc.errno in _ACCESS_ERRORS
-    return ScanError(Reason.UNREADABLE if inaccessible else Reason.DAMAGED, detail)
+    return ScanError(Reason.UNREADABLE if is_passing(exc) else Reason.DAMAGED, detail)

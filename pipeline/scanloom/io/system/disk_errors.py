@@ -24,11 +24,6 @@ _CAUSES = {
 }
 """Causes that a person can remove."""
 
-_OF_THE_FILE = frozenset(
-    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
-)
-"""Error numbers that tell of a file itself: it is missing, or something else is in its place."""
-
 _NOT_FROM_A_DISK = (
     *(ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError),
     *(InterruptedError, BlockingIOError),
@@ -42,15 +37,6 @@ def output_error(exc: OSError, subject: str = "the results") -> ScanError:
         return ScanError(Reason.DISK_FULL, f"no space left for {subject}", _path(exc))
     detail = f"{subject} can't be written ({_name(exc)})"
     return ScanError(Reason.OUTPUT_UNWRITABLE, detail, _path(exc))
-
-
-def is_passing(exc: BaseException) -> bool:
-    """Return whether an error tells nothing of a file: it may be there, and be read later.
-
-    Such as too many open files, no memory, a disk or share that fails, a permission that is
-    missing.
-    """
-    return isinstance(exc, OSError) and exc.errno is not None and exc.errno not in _OF_THE_FILE
 
 
 def disk_error(error: Exception) -> ScanError | None:

@@ -8,6 +8,7 @@ up by an import path.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -214,17 +215,20 @@ def receive(connection: socket.socket) -> Any:
     EOFError
         If the other process has closed its end.
     OSError
-        If the connection broke, or the socket's timeout passed (TimeoutError).
+        If the connection broke, the socket's timeout passed (TimeoutError), or this process may
+        open no more files.
     ValueError
         If the data are not a message.
     """
-    head, descriptors, _, _ = socket.recv_fds(connection, _HEAD.size, _MAX_ARRAYS)
+    head, descriptors, flags, _ = socket.recv_fds(connection, _HEAD.size, _MAX_ARRAYS)
     mapped = []
     try:
         head += _receive_exactly(connection, _HEAD.size - len(head)) if head else b""
         if not head:
             raise EOFError
         size, blob_bytes, count = _HEAD.unpack(head)
+        if flags & socket.MSG_CTRUNC and len(descriptors) < count <= _MAX_ARRAYS:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if size + blob_bytes > MAX_MESSAGE_BYTES or count != len(descriptors):
             raise ValueError("not a message")
         document = json.loads(_receive_exactly(connection, size))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, blame
 from scanloom.core.process import limit_met
 from scanloom.io.system import shared_memory
 from scanloom.io.system.messages import receive, send
@@ -39,7 +40,12 @@ _START = (
     "from scanloom.io.system.sandbox_server import main; main(int(sys.argv[1]))"
 )
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_FORK_TIMEOUT_S = 60  # the server may have to import a module before it forks
+_FORK_TIMEOUT_S = 300  # the server may have to import a module before it forks
+_END_TIMEOUT_S = 60  # a worker may wait for a disk when it is killed
+_PATIENCE = 10
+"""A job may wait so many times its limits of processor time, for a core or a disk."""
+_LOOK_S = 0.5
+"""Longest time between two looks at the time that a job has taken."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,9 @@ class SandboxLimits:
     memory_bytes : int
         Bytes of private memory, in addition to the shared arrays that it receives and returns.
     silence_s : float
-        Seconds between two progress messages.
+        Seconds of processor time between two progress messages: a busy machine convicts no file.
     total_s : float
-        Seconds in total.
+        Seconds of processor time in total.
     """
 
     memory_bytes: int
@@ -86,9 +92,10 @@ def run_sandboxed(
     Raises
     ------
     ScanError
-        The error raised by `target`; DAMAGED if it crashed, DECODE_TIMEOUT if it took too long,
-        TOO_LARGE if it exceeded its memory limit, OUT_OF_MEMORY if the system killed it, INTERNAL
-        for any other exception.
+        The error raised by `target`; DAMAGED if it crashed, DECODE_TIMEOUT if it computed for too
+        long, TOO_LARGE if it exceeded its memory limit, OUT_OF_MEMORY if the system killed it,
+        ENVIRONMENT if the machine is too busy or lacks a resource, INTERNAL for any other
+        exception.
     """
     if not AVAILABLE:
         return target(*arguments)
@@ -97,18 +104,23 @@ def run_sandboxed(
         "arguments": list(arguments),
         "memory": limits.memory_bytes,
     }
-    connection, worker = _SERVER.fork((target.__module__, *modules))
+    try:
+        connection, worker = _SERVER.fork((target.__module__, *modules))
+    except OSError as exc:
+        raise blame(exc) from exc
     reply: dict[str, Any] = {}
     status: int | None = None
     try:
         with connection:
-            reply = _run_job(connection, job, limits)
-    except TimeoutError as exc:
-        raise ScanError(Reason.DECODE_TIMEOUT, "the decoder exceeded its deadline") from exc
+            reply = _run_job(connection, worker, job, limits)
     except ValueError as exc:
         raise ScanError(Reason.DAMAGED, "the decoder sent an invalid reply") from exc
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError):
         pass  # the worker died: its exit status shows how
+    except TimeoutError as exc:  # within a message
+        raise _busy() from exc
+    except OSError as exc:
+        raise blame(exc) from exc
     finally:
         status = _SERVER.end(worker)
     if "result" in reply:
@@ -148,22 +160,46 @@ _report_progress: Callable[[], None] = lambda: None  # noqa: E731  typed
 
 
 def _run_job(
-    connection: socket.socket, job: dict[str, Any], limits: SandboxLimits
+    connection: socket.socket, worker: int, job: dict[str, Any], limits: SandboxLimits
 ) -> dict[str, Any]:
-    """Send a job to a worker and return its reply; TimeoutError if it exceeds its time limits."""
-    deadline = time.monotonic() + limits.total_s
-    connection.settimeout(limits.silence_s)
+    """Send a job to a worker and return its reply; ScanError if it exceeds its time limits."""
+    connection.settimeout(_PATIENCE * limits.silence_s)
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    # Seconds of waiting and of processor time. The clock would go on while a job is suspended
+    look_s = min(_LOOK_S, limits.silence_s)
+    start = heard = now = 0.0, 0.0
     send(connection, job)
     while True:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        connection.settimeout(min(limits.silence_s, remaining))
-        reply = receive(connection)
-        if not isinstance(reply, dict):
-            raise ValueError("invalid reply")  # noqa: TRY004 - as for any other invalid message
-        if "alive" not in reply:
-            return reply
+        has_message = poll.poll(1000 * look_s)
+        now = now[0] + (0.0 if has_message else look_s), _processor_time(worker, now[1])
+        if has_message:
+            reply = receive(connection)
+            if not isinstance(reply, dict):
+                raise ValueError("invalid reply")
+            if "alive" not in reply:
+                return reply
+            heard = now
+        for since, limit_s in ((heard, limits.silence_s), (start, limits.total_s)):
+            if now[1] - since[1] > limit_s:
+                detail = f"the decoder computed for {now[1] - since[1]:.0f} s without an end"
+                raise ScanError(Reason.DECODE_TIMEOUT, detail)
+            if now[0] - since[0] > _PATIENCE * limit_s:
+                raise _busy()
+
+
+def _processor_time(process: int, otherwise: float) -> float:
+    """Return the processor time of a process in s, or `otherwise` if it has ended."""
+    try:
+        return time.clock_gettime(~process << 3 | 2)  # as clock_getcpuclockid(3) numbers the clock
+    except OSError:
+        return otherwise
+
+
+def _busy() -> ScanError:
+    """Return the error for a process that the machine kept from its work."""
+    detail = "a process that reads files waited too long for a core or a disk: the machine is busy"
+    return ScanError(Reason.ENVIRONMENT, detail)
 
 
 def _error(reply: dict[str, Any], status: int | None) -> ScanError:
@@ -201,15 +237,20 @@ class _Server:
     def fork(self, modules: tuple[str, ...]) -> tuple[socket.socket, int]:
         """Return a socket to a new worker, and its process ID."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            reply = self._request({"fork": list(modules)}, [theirs.fileno()])
-        worker = reply.get("pid", 0)
-        if not worker:
-            ours.close()
+        worker = 0
+        try:
+            with theirs:
+                reply = self._request({"fork": list(modules)}, [theirs.fileno()])
+            worker = reply.get("pid", 0)
             if "late" in reply:
-                detail = f"the decoder was not started within {_FORK_TIMEOUT_S} s"
-                raise ScanError(Reason.DECODE_TIMEOUT, detail)
-            raise ScanError(Reason.OUT_OF_MEMORY, "no decoder process could be started")
+                raise _busy()
+            if "errno" in reply:
+                raise blame(OSError(reply["errno"], ""))
+            if not worker:
+                raise ScanError(Reason.OUT_OF_MEMORY, "no decoder process could be started")
+        finally:
+            if not worker:
+                ours.close()
         return ours, worker
 
     def end(self, worker: int) -> int | None:
@@ -225,6 +266,7 @@ class _Server:
         with self._lock:
             for _ in range(2):  # the server may have been killed since the last request
                 control = self._connected()
+                control.settimeout(_FORK_TIMEOUT_S if "fork" in request else _END_TIMEOUT_S)
                 try:
                     socket.send_fds(control, [json.dumps(request).encode("ascii")], descriptors)
                     reply = control.recv(1 << 12)
@@ -244,7 +286,7 @@ class _Server:
         """Return the control socket of the server, which is started if necessary."""
         if self._control is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.settimeout(_FORK_TIMEOUT_S)
+            self._control = ours  # first: closed by `_stop` if no process can be started
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - this very Python
                     own_python(
@@ -256,7 +298,6 @@ class _Server:
                     stderr=subprocess.DEVNULL,  # decoders print text from headers
                     env={**own_environment(), **dict.fromkeys(_ONE_THREAD, "1")},
                 )
-            self._control = ours
         return self._control
 
     def _stop(self) -> None:

@@ -30,8 +30,8 @@ def main(descriptor: int) -> None:
     """Serve requests until the other end of the socket is closed.
 
     Requests and replies are JSON. {"fork": [modules]}, sent with the worker's socket, is answered
-    by {"pid"}; {"end": pid} kills that worker and is answered by {"status"}, as of waitpid(2), or
-    by None for a worker of an earlier server.
+    by {"pid"} or {"errno"}; {"end": pid} kills that worker and is answered by {"status"}, as of
+    waitpid(2), or by None for a worker of an earlier server.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     keep_memory_private()
@@ -42,26 +42,27 @@ def main(descriptor: int) -> None:
             return  # the kernel then kills all workers
         request = json.loads(text)
         if "fork" in request:
-            reply: dict[str, int | None] = {"pid": _fork(control, descriptors[0], request["fork"])}
+            reply = _fork(control, descriptors[0], request["fork"])
         else:
             reply = {"status": _end(request["end"])}
         control.send(json.dumps(reply).encode("ascii"))
 
 
-def _fork(control: socket.socket, descriptor: int, modules: list[str]) -> int:
-    """Return the process ID of a new worker; 0 if it can't be started."""
+def _fork(control: socket.socket, descriptor: int, modules: list[str]) -> dict[str, Any]:
+    """Return the process ID of a new worker, or the number of the error that kept it away."""
     for name in modules:
         importlib.import_module(name)
     try:
         server, worker = os.getpid(), os.fork()
-    except OSError:
-        worker = 0
+    except OSError as exc:
+        return {"errno": exc.errno or 0}
     else:
         if worker == 0:
             control.close()
             _work(descriptor, server)
-    os.close(descriptor)
-    return worker
+        return {"pid": worker}
+    finally:
+        os.close(descriptor)
 
 
 def _end(worker: int) -> int | None:
@@ -89,18 +90,21 @@ def _work(descriptor: int, server: int) -> Never:
                     send(connection, message)
 
             sandbox.set_progress_reporter(lambda: send_locked({"alive": True}))
-            reply = _run(receive(connection))
+            reply = _run(connection)
             try:
                 send_locked(reply)
             except TypeError:
                 send_locked({"fault": "the result of a job can't be sent"})
+            except (OSError, MemoryError) as exc:
+                send_locked({"error": blame(exc)})
     finally:
         os._exit(0)
 
 
-def _run(job: dict[str, Any]) -> dict[str, Any]:
+def _run(connection: socket.socket) -> dict[str, Any]:
     granted = False
     try:
+        job = receive(connection)
         module, name = job["target"].split(":")
         target = getattr(importlib.import_module(module), name)
         granted = _limit_memory(job["memory"])

@@ -28,6 +28,7 @@ HIDDEN_PREFIX = ".scanloom-"
 """Prefix of the names of folders next to a file with a name of the user's, while it is written."""
 LOCK_NAME = "lock"
 """Name of the lock file in each folder."""
+_LOCK_DRAFT = ".lock"
 
 
 _SYSTEM_FOLDERS = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 - compared, for a message
@@ -74,17 +75,35 @@ def locked_temporary_folder(
         If it can't be made.
     """
     with errors():
-        remove_stale_folders(parent, prefix)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = None
+        folder, lock = make_locked_folder(parent, prefix)
     try:
-        with errors():
-            lock = lock_folder(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.close()
+
+
+def make_locked_folder(parent: Path, prefix: str = FOLDER_PREFIX) -> tuple[Path, BinaryIO | None]:
+    """Make a folder of mode 0700 in `parent`; return it with its lock, as of `lock_folder`.
+
+    Those that killed processes left there under the same prefix are removed first.
+
+    Raises
+    ------
+    OSError
+        If it can't be made.
+    """
+    remove_stale_folders(parent, prefix)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        # Locked before it has its name: another process takes a folder whose lock is free for stale
+        lock = lock_folder(folder, _LOCK_DRAFT)
+        (folder / _LOCK_DRAFT).rename(folder / LOCK_NAME)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder, lock
 
 
 def check_room(folder: Path) -> None:
@@ -100,12 +119,12 @@ def check_room(folder: Path) -> None:
         file.flush()
 
 
-def lock_folder(folder: Path) -> BinaryIO | None:
-    """Lock a folder and return its open lock file.
+def lock_folder(folder: Path, name: str = LOCK_NAME) -> BinaryIO | None:
+    """Lock a folder and return its open lock file, which has this name.
 
     None if another process holds the lock, or if the system has no flock(2).
     """
-    file = (folder / LOCK_NAME).open("ab")
+    file = (folder / name).open("ab")
     with suppress(OSError):
         if lock_file(file.fileno(), timeout_s=0):
             return file

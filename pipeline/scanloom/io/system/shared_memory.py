@@ -5,7 +5,6 @@ They lie in anonymous memory (memfd_create(2)), which the system frees after its
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from scanloom.core import blame
+from scanloom.core import Reason, blame
 
 
 class SharedPages(mmap.mmap):
@@ -33,19 +32,23 @@ def shared_empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
     MemoryError
         If there is not enough memory.
     ScanError
-        ENVIRONMENT if it exceeds the file size limit (ulimit -f), which applies to memory too.
+        ENVIRONMENT if it exceeds the file size limit (ulimit -f), which applies to memory too, or
+        the process may open no more files.
     """
     kind = np.dtype(dtype)
     size = max(1, int(np.prod(shape, dtype=object)) * kind.itemsize)
-    descriptor = os.memfd_create("scanloom", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = None
     try:
+        descriptor = os.memfd_create("scanloom", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, size)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         pages = _map(descriptor, size)
     except OSError as exc:
-        os.close(descriptor)
-        raise (blame(exc) if exc.errno == errno.EFBIG else MemoryError()) from exc
+        if descriptor is not None:
+            os.close(descriptor)
+        fault = blame(exc)
+        raise (fault if fault.reason is Reason.ENVIRONMENT else MemoryError()) from exc
     return np.ndarray(tuple(shape), kind, buffer=pages)
 
 

@@ -30,9 +30,7 @@ from scanloom.io.system.archives import (
     unpack_errors,
 )
 from scanloom.io.system.scratch_folders import (
-    FOLDER_PREFIX,
-    lock_folder,
-    remove_stale_folders,
+    make_locked_folder,
     scratch_errors,
     scratch_full,
 )
@@ -214,10 +212,8 @@ class UnpackedFiles:
     def _created_folder(self) -> Path:
         """Return the folder of this process, created for its first file."""
         if self._folder is None:
-            remove_stale_folders(Path(tempfile.gettempdir()))
-            self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
+            self._folder, self._lock_file = make_locked_folder(Path(tempfile.gettempdir()))
             atexit.register(self.close)
-            self._lock_file = lock_folder(self._folder)
             self._reserved_bytes = shutil.disk_usage(self._folder).free * (1 - MAX_DISK_SHARE)
         return self._folder
 

@@ -19,10 +19,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, is_passing
 from scanloom.io.output.file_names import PREVIEW, THUMBNAIL
 from scanloom.io.output.layout import case_folder
-from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.revisions import latest_result
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices

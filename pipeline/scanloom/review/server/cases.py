@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.codes import colors_of_models, shown_name, structure_of_entry
-from scanloom.core import Grid, Measurement, Reason, ScanError, Structure, Volume
+from scanloom.core import Grid, Measurement, Reason, ScanError, Structure, Volume, is_passing
 from scanloom.core.segmentation import Color
 from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS
 from scanloom.io.output.json_file import read_json
@@ -31,7 +31,6 @@ from scanloom.io.output.layout import case_folder
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
-from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import sha256_of
 from scanloom.review.preview import slicing
 from scanloom.review.preview.content import crop_box

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ReferenceRange
-from scanloom.core import Measurement, Reason, ScanError
+from scanloom.core import Measurement, Reason, ScanError, is_passing
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import (
     case_entries,
@@ -30,7 +30,6 @@ from scanloom.io.output.layout import (
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.output.tabled_cases import read_tabled
-from scanloom.io.system.disk_errors import is_passing
 from scanloom.review import outliers
 from scanloom.review.outliers import Finding
 from scanloom.review.revisions import REVISIONS, latest_result, revision_number

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, read_error
 from scanloom.core.process import lock_file
 from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.json_file import read_json, write_json
@@ -442,7 +442,7 @@ def reviewer_names(out: Path) -> dict[str, str]:
     try:
         plain = read_json(file) if file.exists() else {}
     except (OSError, ValueError) as exc:
-        raise ScanError(Reason.REVIEW_DAMAGED, f"{PRIVATE}/{REVIEWERS} can't be read") from exc
+        raise read_error(exc, f"{PRIVATE}/{REVIEWERS}", Reason.REVIEW_DAMAGED) from exc
     if not all(_CODE.fullmatch(code) and isinstance(plain[code], str) for code in plain):
         raise ScanError(Reason.REVIEW_DAMAGED, f"{PRIVATE}/{REVIEWERS} is damaged")
     return plain

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, read_error
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
@@ -182,7 +182,7 @@ def kept_readers(out: Path) -> Readers:
         former = tuple(map(str, plain.get("former", ())))
         return Readers(tuple(map(str, plain["reviewers"])), *shares, former)
     except (OSError, ValueError, LookupError, TypeError) as exc:
-        raise ScanError(Reason.REVIEW_DAMAGED, f"{REVIEW}/{READERS} can't be read") from exc
+        raise read_error(exc, f"{REVIEW}/{READERS}", Reason.REVIEW_DAMAGED) from exc
 
 
 def share_cases(

@@ -270,6 +270,29 @@ def test_a_worker_tries_to_read_and_to_write(tmp_path: Path) -> None:
         assert len(list((tmp_path / "out" / ".work").iterdir())) == 1
 
 
+def test_a_worker_of_a_service_has_to_see_its_spool(tmp_path: Path) -> None:
+    """A service has no case yet, and its folder may have a namesake on the machine of a worker."""
+    spool, out, case_file = tmp_path / "spool", tmp_path / "out", CaseFile(tmp_path / "case_file")
+    out.mkdir()
+    with (
+        hold_handshake(out, case_file=case_file.path, spool=spool) as handshake,
+        hold_handshake(out, case_file=case_file.path, spool=spool) as other,
+    ):
+        here = [answer(each.question) for each in (handshake, other)]
+        (token,) = spool.iterdir()
+        assert token.stat().st_mode & 0o777 == 0o600
+        token.write_text("of another spool")
+        namesake = answer(handshake.question)
+        token.unlink()
+        missing = answer(handshake.question)
+
+    assert describe_mismatch({"a": here[0]}, handshake.expected) is None
+    assert describe_mismatch({"a": here[1]}, other.expected) is None
+    for each in (namesake, missing):
+        told = describe_mismatch({"a": here[0], "b": each}, handshake.expected)
+        assert told == "1 of 2 workers don't see the scans"
+
+
 WORKFLOW = """
 name: site
 models: [ct_tissue]
@@ -378,13 +401,13 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
         assert slurm.asked.count("sbatch") == 3
         slurm.jobs.ensure_running(joined=False)
         assert slurm.asked.count("sbatch") == 3  # a moment later
-        slurm.alive, now[0] = 2, now[0] + 11
+        slurm.alive, now[0] = 2, now[0] + 31
         slurm.jobs.ensure_running(joined=True)
         assert slurm.asked.count("sbatch") == 4
         slurm.code, slurm.alive, now[0] = 1, 0, now[0] + 1000
         slurm.jobs.ensure_running(joined=True)
         assert slurm.asked.count("sbatch") == 4  # it does not answer: nothing is known
-        slurm.code = 0
+        slurm.code, now[0] = 0, now[0] + 200
         slurm.jobs.ensure_running(joined=True)
         now[0] += 1000
         with pytest.raises(ScanError, match="jobs end before a worker joins"):
@@ -401,12 +424,32 @@ def test_a_refused_job_is_submitted_again_after_the_pause_and_cancelled_at_the_e
     with pytest.raises(ScanError, match="sbatch refused"):
         slurm.jobs.ensure_running(joined=True)
     slurm.code = 0
-    for seconds in (3, 3, 3, 3):
-        now[0] += seconds
+    for _ in range(10):
+        now[0] += 3
         slurm.jobs.ensure_running(joined=True)
     slurm.jobs.close()
 
-    assert slurm.asked == ["sbatch", *["squeue"] * 4, *["sbatch"] * 3, "scancel"]
+    assert slurm.asked == ["sbatch", "squeue", *["sbatch"] * 3, "scancel"]
+
+
+def test_a_controller_is_asked_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It serves all users of a cluster; a job that is lost is noticed within minutes."""
+    slurm, now = Cluster22(tmp_path, 3), [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("scanloom.engine.clusters.launchers.time", clock)
+    asked = []
+    for _ in range(1200):  # an hour
+        before = len(slurm.asked)
+        slurm.jobs.ensure_running(joined=True)
+        asked += [now[0] - 1000.0] * ("squeue" in slurm.asked[before:])
+        now[0] += 3.0
+
+    assert asked[:4] == [30.0, 90.0, 210.0, 390.0]
+    assert len(asked) == 3 + len(range(390, 3600, 180))
+    slurm.alive, count = 2, slurm.asked.count("sbatch")
+    now[0] += 180.0
+    slurm.jobs.ensure_running(joined=True)
+    assert slurm.asked.count("sbatch") == count + 1
 
 
 SBATCH = """#!/bin/sh

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydicom.uid import generate_uid
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.listen.delivery import QUIET_S, clear_delivered
+from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder, outbox_state
+from scanloom.engine.listen.site import Target
 from scanloom.engine.listen.spool import Spool
 from scanloom.engine.listen.studies import Queue, StudyState, survey
+from scanloom.engine.results import verify
 from scanloom.io.network.commitment import Report
-from support.targets import sign, write_case
+from support.targets import sign, target_keys, write_case
 
 pytest.importorskip("pynetdicom")
 
@@ -85,6 +89,46 @@ def test_what_verify_would_refuse_is_not_added(fault: str, outbox: Outbox, case:
 
     assert refused.value.reason is Reason.RESULT_DAMAGED
     assert not outbox.open_lines()
+
+
+def test_what_cannot_be_read_for_a_while_is_not_called_damaged(
+    outbox: Outbox, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study that failed so is worked on again."""
+
+    def stale(path: Path) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verify, "sha256_of", stale)
+        with pytest.raises(ScanError) as refused:
+            outbox.add(case, "pacs")
+    assert refused.value.reason is Reason.UNREADABLE
+    assert refused.value.reason.retry
+    assert outbox.add(case, "pacs")
+
+
+@pytest.mark.parametrize(
+    ("due", "begins"), [(-60.0, True), (60.0, False), (3599.0, False), (30 * 86400.0, True)]
+)
+@pytest.mark.parametrize("what", ["line", "target"])
+def test_nothing_waits_for_a_clock_that_was_put_back(
+    what: str, due: float, begins: bool, outbox: Outbox, case: Path
+) -> None:
+    """A line was to be sent again in a minute, by a clock that was a month ahead."""
+    target = Target.model_validate(target_keys(104))
+    lines = outbox.add(case, target.name)
+    moment = time.time() + due
+    if what == "line":
+        lines = [outbox.update(replace(line, due=moment)) for line in lines]
+    else:
+        outbox.set_trouble(target.name, Trouble("away", 1, 0.0, moment - 60, moment))
+    begun = list[Line]()
+    idle = SimpleNamespace(target=target, is_busy=False, begin=begun.extend)
+
+    _look(outbox, [idle])  # type: ignore[list-item]
+
+    assert begun == (lines if begins else [])
 
 
 def test_a_line_is_on_the_disk_before_add_returns(

@@ -141,6 +141,37 @@ def test_without_room_a_draft_takes_all_and_keeps_nothing(tmp_path: Path) -> Non
         assert list(read_journal(spool.folder)) == []
 
 
+@pytest.mark.parametrize("name", ["write", "fsync", "close", "unlink"])
+def test_a_share_that_is_away_is_told_to_the_sender_and_nobody_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the question for room, which is asked in the thread that reads the connection."""
+
+    def away(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with Spool(tmp_path / "spool") as spool:
+        draft = spool.draft()
+        with monkeypatch.context() as patch:
+            patch.setattr(module.shutil, "disk_usage", away)
+            assert draft.write(b"bytes") == 5
+        with pytest.raises(OSError, match=r"[Ss]tale"):
+            spool.keep(draft, ONE, "PACS")
+
+        draft = spool.draft()
+        draft.write(b"bytes")
+        with monkeypatch.context() as patch:
+            patch.setattr(module.os, name, away)
+            if name == "write":
+                draft.write(b"more")
+            if name != "unlink":
+                with pytest.raises(OSError, match=r"[Ss]tale"):
+                    spool.keep(draft, ONE, "PACS")
+            draft.discard()
+        draft.discard()
+        assert keep(spool, ONE, b"one") == "new"
+
+
 def test_the_reserve_is_twice_the_largest_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,18 +46,19 @@ def worker_of(tmp_path: Path, page: dict[str, Any], published: Any = pytest.fail
     return work.Worker(site, tmp_path / "spool", out, None, published, pytest.fail)
 
 
+@pytest.mark.parametrize("reason", [Reason.RESULT_DAMAGED, Reason.UNREADABLE])
 def test_a_result_that_was_changed_fails_its_study_and_no_other(
-    tmp_path: Path, page: dict[str, Any]
+    reason: Reason, tmp_path: Path, page: dict[str, Any]
 ) -> None:
     """It was raised, ended the worker, and did so at each new start."""
 
     def published(*arguments: object) -> None:
-        raise ScanError(Reason.RESULT_DAMAGED, "it differs")
+        raise ScanError(reason, "it differs")
 
     worker = worker_of(tmp_path, page, published)
     study = SimpleNamespace(rule=worker._site.rules[0], read=0.0, failed={})
     worker._note(study, RECORD)  # type: ignore[arg-type]
-    assert study.failed == {"case": Reason.RESULT_DAMAGED}
+    assert study.failed == {"case": reason}
 
 
 def test_a_result_of_images_that_were_replaced_is_not_sent(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from scanloom.core import CaseRecord, Reason, Series
+from scanloom.core import CaseRecord, Reason, ScanError, Series
 from scanloom.engine.prepare import Request
 from scanloom.engine.results import run_cases
 from scanloom.engine.results.run_cases import RunCases
@@ -31,6 +32,25 @@ KEY, COUNT = bytes(32), 50
 SELECTED = SeriesInfo(modality="CT", shape=(8, 8, 8), spacing=(1.0, 1.0, 1.0), plane="axial")
 ONE = {"models": ["ct_tissue"], "select": {"modality": "CT"}, "policy": {"phases": "first"}}
 TWO = {"models": ["m"], "channels": {"a": {"modality": "CT"}, "b": {"modality": "PT"}}}
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [(Reason.OUTPUT_UNWRITABLE, None), (Reason.RESULT_DAMAGED, "RESULT_DAMAGED")],
+)
+def test_a_result_that_cannot_be_read_now_is_left_to_a_worker(
+    reason: Reason, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries again, as for any case; a damaged one is not touched."""
+
+    def state(*_: object, **__: object) -> None:
+        raise ScanError(reason, "a share is away")
+
+    monkeypatch.setattr(run_cases, "explained_result_state", state)
+    cases: Any = SimpleNamespace(_out=Path(), _scope=Scope(), _ledger=None, _request=None)
+    case: Any = SimpleNamespace(id="one")
+    outcome = RunCases._earlier_outcome(cases, case)
+    assert (outcome and outcome.code) == told
 
 
 def drawn_series(draw: random.Random, n: int) -> IndexedSeries:

@@ -24,9 +24,15 @@ from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.case_progress import read_progress
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_CHILD_STARTS, STORAGE_PAUSES_S
+from scanloom.engine.worker import supervisor
 from scanloom.engine.worker.memory_admission import AdmissionGate
 from scanloom.engine.worker.messages import WorkerSetup
-from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
+from scanloom.engine.worker.supervisor import (
+    CaseOutcome,
+    ChildDiedError,
+    WorkerProcess,
+    WorkerSupervisor,
+)
 from support import engine_models as em
 from support.warm_workers import WARM_WORKERS
 
@@ -56,9 +62,9 @@ def setup(tmp_path: Path, weights: Path, **changes: object) -> WorkerSetup:
 
 @pytest.fixture
 def engine(tmp_path: Path, weights: Path) -> Iterator[WorkerSupervisor]:
-    supervisor = WorkerSupervisor(setup(tmp_path, weights), time_limit=120.0, log=tmp_path / "log")
-    yield supervisor
-    supervisor.stop()
+    engine = WorkerSupervisor(setup(tmp_path, weights), time_limit=120.0, log=tmp_path / "log")
+    yield engine
+    engine.stop()
 
 
 def run_all(engine: WorkerSupervisor, cases: Sequence[Case]) -> list[CaseOutcome]:
@@ -95,6 +101,44 @@ def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weigh
     engine.stop()
 
     assert fault.value.reason is Reason.ENVIRONMENT
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_panic_of_a_library_is_answered(engine: WorkerSupervisor, tmp_path: Path) -> None:
+    """Without an answer its worker waits until the time limit, which then blames the scan."""
+    outcomes = run_all(engine, [em.make_case(tmp_path, "panic", em.PANIC)])
+    assert reasons(outcomes) == [Reason.INTERNAL]
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_child_that_was_stopped_is_given_up(
+    tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not dead, and does not take the case that it is given."""
+    child = WorkerProcess(setup(tmp_path, weights))
+    child.ask(em.make_case(tmp_path, "fine"), 120.0)
+    os.kill(child._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(supervisor, "_START_TIMEOUT_S", 0.1)
+
+    with pytest.raises(ChildDiedError) as died:
+        child.ask(em.make_case(tmp_path, "one"), 120.0)
+    assert died.value.code == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_child_that_is_stopped_while_it_starts_is_given_up(
+    tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The case does not fit into the buffer of its socket."""
+    monkeypatch.setattr(supervisor, "_START_TIMEOUT_S", 0.1)
+    child = WorkerProcess(setup(tmp_path, weights))
+    os.kill(child._process.pid, signal.SIGSTOP)
+    case = em.make_case(tmp_path, "one")
+    files = case.series.files * 20_000
+
+    with pytest.raises(ScanError, match="not loaded") as late:
+        child.ask(replace(case, series=replace(case.series, files=files)), 120.0)
+    assert late.value.reason is Reason.ENVIRONMENT
 
 
 @pytest.mark.slow
@@ -369,16 +413,16 @@ def test_a_worker_tells_the_progress_of_its_case(tmp_path: Path, weights: Path) 
     """The step that takes a second; nothing remains at its end."""
     folder, seen = tmp_path / "progress", []
     models = partial(em.threshold_models, weights, None, 1.0)
-    supervisor = WorkerSupervisor(
+    engine = WorkerSupervisor(
         setup(tmp_path, weights, make_predictors=models, progress=folder), time_limit=120.0
     )
     case = em.make_case(tmp_path, "a")
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(supervisor.run, case)
+        ended = pool.submit(engine.run, case)
         while not ended.done():
             seen.append(read_progress(folder, case.id))
             time.sleep(0.05)
-    supervisor.stop()
+    engine.stop()
 
     assert "network" in {each["step"] for each in seen if each}
     assert read_progress(folder, case.id) is None

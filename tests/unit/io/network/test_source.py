@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydicom import Dataset
+from pydicom import DataElement, Dataset
 
 pytest.importorskip("pynetdicom")
 
+from scanloom.io.network import source
 from scanloom.io.network.data_sets import Draft
 from scanloom.io.network.peer import DicomAddress, RefusedError, UnreachableError
 from scanloom.io.network.source import (
@@ -92,6 +93,23 @@ def test_an_answer_that_fills_the_memory_is_not_read(service: Service) -> None:
     service[1].append((0xFF00, answer))
     with DicomFinder(service[0]) as finder, pytest.raises(UnreachableError):
         finder.find_series(STUDY)
+
+
+def test_answers_that_go_on_for_too_long_are_no_help(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them comes in time: 200,000 may take months."""
+    monkeypatch.setattr(source, "MAX_ANSWERING_S", 0.2)
+    service[1].extend((0xFF00, series(f"1.{n}", "CT", 1)) for n in range(3000))
+    with DicomFinder(service[0]) as finder, pytest.raises(RefusedError, match="no end"):
+        finder.find_series(STUDY)
+
+
+def test_a_value_beyond_any_size_is_not_kept_whole() -> None:
+    """An answer may have a megabyte, and there may be 200,000."""
+    answer = series("1.5", "CT", 20)
+    answer["SeriesDescription"] = DataElement(0x0008103E, "UT", "x" * 100_000)
+    assert source._series_found(answer).description == "x" * source.MAX_TEXT
 
 
 def test_a_service_that_is_down_is_an_error() -> None:

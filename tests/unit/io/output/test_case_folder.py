@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.core import Case, Outputs, ScanError, Series
+from scanloom.core import Case, Outputs, Reason, ScanError, Series
 from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.index.build import build_index
 from scanloom.io.output import case_folder as case_folder_module
+from scanloom.io.output import published
 from scanloom.io.output.audit import AuditTrail, read_trail
 from scanloom.io.output.case_folder import (
     CaseFolder,
@@ -302,6 +303,22 @@ def test_a_damaged_file_is_seen_before_a_result_is_used_again(tmp_path: Path, ha
         standing(tmp_path / "out", "one")
     assert caught.value.code == "RESULT_DAMAGED"
     assert standing(tmp_path / "out", "one", replace=True) is ResultState.REPLACEABLE
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
+def test_a_result_that_cannot_be_read_now_is_not_damaged(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would never be tried again, and the advice is to remove it."""
+    publish(tmp_path / "out")
+
+    def fail(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(published, "read_json", fail)
+    with pytest.raises(ScanError) as caught:
+        standing(tmp_path / "out", "one")
+    assert caught.value.reason is Reason.OUTPUT_UNWRITABLE
 
 
 def test_files_that_were_only_touched_are_compared_once(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,13 @@ from support import sandbox_jobs as jobs
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="children have limits on Linux only")
 
 LIMITS = SandboxLimits(memory_bytes=64 << 20, silence_s=30, total_s=30)
-SHORT = SandboxLimits(memory_bytes=64 << 20, silence_s=0.5, total_s=30)
+SHORT = SandboxLimits(memory_bytes=64 << 20, silence_s=0.2, total_s=30)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Limits of tests are short: on a busy machine, a child may get little of them by the clock."""
+    monkeypatch.setattr(sandbox, "_PATIENCE", 1000)
 
 
 def code_of(job, *arguments, limits=LIMITS):
@@ -128,10 +137,47 @@ def test_a_hanging_child_is_given_up():
     assert len(workers()) == 1
 
 
+def test_a_child_that_waits_convicts_no_file(monkeypatch):
+    """As on a busy machine: it may wait for longer than it may compute, but not for ever."""
+    monkeypatch.setattr(sandbox, "_PATIENCE", 10)
+    limits = SandboxLimits(memory_bytes=64 << 20, silence_s=0.1, total_s=30)
+    assert run_sandboxed(jobs.wait, 0.3, limits=limits) == 0.3
+    assert code_of(jobs.wait, 60.0, limits=limits) == "ENVIRONMENT"
+    assert len(workers()) == 1
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 3])
+def test_a_limit_of_open_files_convicts_no_file(free):
+    """A worker has a socket; of its arrays each has a descriptor, and another when it is mapped."""
+    assert run_sandboxed(jobs.give_back, 1, limits=LIMITS) == 1
+    with open_files_limited(free):
+        assert code_of(jobs.make, 9) == "ENVIRONMENT"
+    assert run_sandboxed(jobs.give_back, 1, limits=LIMITS) == 1
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_no_more_open_files_are_no_lack_of_memory(free):
+    with open_files_limited(free), pytest.raises(ScanError, match="EMFILE"):
+        shared_empty((2,), np.uint8)
+
+
+@contextmanager
+def open_files_limited(free: int) -> Iterator[None]:
+    """Let this process open no more than so many further files."""
+    lowest = os.dup(0)
+    os.close(lowest)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_progress_prolongs_the_silence_but_not_the_whole():
-    slow = SandboxLimits(memory_bytes=64 << 20, silence_s=5, total_s=30)
-    assert run_sandboxed(jobs.dawdle, 20, 0.05, limits=slow) == 20
-    hurried = SandboxLimits(memory_bytes=64 << 20, silence_s=5, total_s=0.5)
+    slow = SandboxLimits(memory_bytes=64 << 20, silence_s=0.2, total_s=30)
+    assert run_sandboxed(jobs.dawdle, 6, 0.05, limits=slow) == 6
+    hurried = SandboxLimits(memory_bytes=64 << 20, silence_s=5, total_s=0.2)
     assert code_of(jobs.dawdle, 1000, 0.05, limits=hurried) == "DECODE_TIMEOUT"
 
 
@@ -191,10 +237,10 @@ def test_jobs_whose_helper_was_killed_are_no_damaged_files_and_the_next_helper_l
     assert workers() == [helper]
 
 
-def test_a_helper_that_is_late_is_no_lack_of_memory(monkeypatch):
+def test_a_helper_that_is_late_convicts_no_file(monkeypatch):
     sandbox._SERVER.stop()
     monkeypatch.setattr(sandbox, "_FORK_TIMEOUT_S", 1e-3)  # less than Python's own start
-    assert code_of(jobs.give_back, 1) == "DECODE_TIMEOUT"
+    assert code_of(jobs.give_back, 1) == "ENVIRONMENT"
     monkeypatch.undo()
     assert run_sandboxed(jobs.give_back, 1, limits=LIMITS) == 1
 

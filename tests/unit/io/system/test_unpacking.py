@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import ScanError
+from scanloom.io.system import scratch_folders
 from scanloom.io.system import unpacking as unpack_module
 from scanloom.io.system.unpacking import UnpackedFiles
 from support.processes import next_line
@@ -52,6 +53,25 @@ def test_what_a_killed_process_unpacked_goes_when_the_next_one_unpacks(tmp_path:
         assert kept.read_bytes() == b"scan"
 
     assert sorted(tmp_path.iterdir()) == [packed, foreign]
+
+
+def test_a_process_that_starts_meanwhile_takes_no_folder_for_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for folders whose locks are free, just before the lock of a new one is taken."""
+    lock_file = scratch_folders.lock_file
+
+    def late(descriptor: int, timeout_s: float | None = None) -> bool:
+        monkeypatch.setattr(scratch_folders, "lock_file", lock_file)
+        scratch_folders.remove_stale_folders(tmp_path)
+        return lock_file(descriptor, timeout_s)
+
+    monkeypatch.setattr(scratch_folders, "lock_file", late)
+    with scratch_folders.locked_temporary_folder(tmp_path) as folder:
+        assert folder.is_dir()
+        scratch_folders.remove_stale_folders(tmp_path)
+        assert folder.is_dir()
+    assert not list(tmp_path.iterdir())
 
 
 def scratch_files(folder: Path) -> list[str]:

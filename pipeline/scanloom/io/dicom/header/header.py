@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, is_passing
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import Elements, PixelDataLocation, SharedElements
 from scanloom.io.dicom.header.parser import (
@@ -216,6 +216,8 @@ def parsing(
         with pydicom_muted():
             yield
     except errors as exc:
+        if isinstance(exc, OSError) and is_passing(exc):
+            raise unreadable_error(exc) from exc
         raise ScanError(reason, f"{subject} can't be parsed ({type(exc).__name__})") from exc
 
 
