@@ -185,8 +185,8 @@ class DicomConnection:
 
         def recv(count: int) -> Any:
             message = association.dimse.message
-            parts = () if message is None else (message.encoded_command_set, message.data_set)
-            if count + sum(part.tell() for part in parts if part) > MAX_MESSAGE_BYTES:
+            sets = () if message is None else (message.encoded_command_set, message.data_set)
+            if count + sum(each.tell() for each in sets if each) > MAX_MESSAGE_BYTES:
                 raise OSError(errno.EMSGSIZE, "a message is too long")
             return read(count)
 

@@ -475,7 +475,7 @@ class _Socket(AssociationSocket):
         association.check_memory()
         association.check_pace()
         connection = association.connection
-        data, view, got = bytearray(nr_bytes), None, 0
+        data, got = bytearray(nr_bytes), 0
         view = memoryview(data)
         patience = options.idle if association.is_established else options.handshake
         deadline = time.monotonic() + patience
