@@ -183,7 +183,7 @@ def _structures_of(names: Iterable[str]) -> Iterable[Structure]:
 
 def complete_workflows(incomplete: str) -> list[str]:
     """Return the names of the shipped workflows; files are completed by the shell otherwise."""
-    from scanloom.cli.workflows import shipped_workflows
+    from scanloom.core.paths import shipped_workflows
 
     return _starting(incomplete, shipped_workflows())
 

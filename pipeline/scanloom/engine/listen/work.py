@@ -371,18 +371,18 @@ class Worker:
         if not asks:
             known.set_result(frozenset())
             return known
-        asked_for, since, asked = self._answers.get(study, (None, 0.0, known))
-        if asked_for is not images:
-            since, asked = time.monotonic(), self._askers.submit(self._ask, study, images, asks)
-            self._answers[study] = images, since, asked
-        if not asked.done():
+        of_images, since, answer = self._answers.get(study, (None, 0.0, known))
+        if of_images is not images:
+            since, answer = time.monotonic(), self._askers.submit(self._ask, study, images, asks)
+            self._answers[study] = images, since, answer
+        if not answer.done():
             if not is_overdue or _since(since) < ASK_AGAIN_S:
                 return None
-            asked.cancel()  # others are asked first, or it gives its answer piece by piece
-            asked = known
-            asked.set_result(None)
+            answer.cancel()  # others are asked first, or it gives its answer piece by piece
+            answer = known
+            answer.set_result(None)
         del self._answers[study]
-        return asked
+        return answer
 
     def _asks(self, images: Images) -> list[Ask]:
         """Return the query services of a study's senders."""
@@ -441,13 +441,14 @@ class Worker:
         self._begun[study] = state
         if before is not None and before.outcome == "cleared" and not self._asks(images):
             short = None  # the rest of it may be what was removed
-        what = f"{counted(sum(images.counts.values()), 'image')} from {_titles(images.senders)}"
+        count = counted(sum(images.counts.values()), "image")
+        received = f"{count} from {_titles(images.senders)}"
         read = time.time()
         try:
             index = index_of([self.waiting.folder(study)], self._key)
             rule = self._rule_of(index, images)
             if rule is None:
-                LOG.info("study %s: %s, no rule fits", label, what)
+                LOG.info("study %s: %s, no rule fits", label, received)
                 self._leave(study, replace(state, outcome="no rule", rules=self._rules))
                 return
             lane = self._lanes[rule.workflow]
@@ -469,7 +470,7 @@ class Worker:
         doubt = "" if short is not None and not short else ", maybe incomplete"
         count = counted(len(pending), "case")
         name = lane.request.workflow.name
-        LOG.info("study %s: %s, %s to segment by %s%s", label, what, count, name, doubt)
+        LOG.info("study %s: %s, %s to segment by %s%s", label, received, count, name, doubt)
         failed = {entry.id: Reason[entry.code] for entry in cases.left_out if entry.is_failure}
         ids = {case.id for case in pending}
         work = StudyInWork(study, label, state, lane, rule, index, cases, ids, failed, read)
