@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from scanloom.review.preview import slicing
 from scanloom.review.preview.content import acquired_axis
 from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
 from scanloom.review.preview.page import round_length, scale_bar
+from scanloom.review.report.page import hash_source, page_style, page_template
 from scanloom.review.report.pictures import MIN_FOR_QUARTILES, RowChart
 from scanloom.training.evaluate import (
     Evaluation,
@@ -46,8 +46,6 @@ MARGIN: Final = 0.35
 """Margin around a structure in its picture, as a share of its extent."""
 LEAST_MM: Final = 40.0
 """Least extent of a picture: anatomy must be recognisable around a small structure."""
-_HERE = Path(__file__).parent
-_STYLE = _HERE.parent / "review" / "report" / "page.css"
 _PICTURES = """
 h3 { font-size: 1rem; margin: 1.4rem 0 0; }
 td .quiet { font-size: 0.85em; }
@@ -55,7 +53,7 @@ td .quiet { font-size: 0.85em; }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem; }
 .pictures img { display: block; max-width: 100%; height: auto; border-radius: 6px; }
 """
-_POLICY = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src '{}'"
+_POLICY = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src {}"
 TITLES: Final[dict[Figure, str]] = {
     "dice": "Dice",
     "hd95_mm": "HD95, mm",
@@ -91,20 +89,10 @@ def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
     labels : mapping or None
         As of `evaluate`.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    style = _STYLE.read_text() + _PICTURES
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    style = page_style() + _PICTURES
     worst = _lowest_structures(evaluation)
-    return environment.get_template("evaluation.html.jinja").render(
-        policy=_POLICY.format(f"sha256-{digest}"),
+    return page_template(Path(__file__).parent, "evaluation.html.jinja").render(
+        policy=_POLICY.format(hash_source(style)),
         style=style,
         evaluation=evaluation,
         sides=SIDE_TITLES,
