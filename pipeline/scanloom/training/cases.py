@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -245,12 +244,6 @@ def _fold(case: Mapping[str, object]) -> int | None:
     return fold
 
 
-def common_folder(pairs: Sequence[Pair]) -> Path:
-    """Return the folder that holds all files of the cases."""
-    files = [file.absolute() for pair in pairs for file in pair.files.values()]
-    return Path(os.path.commonpath([file.parent for file in files]))
-
-
 FARTHEST: Final = 8.0
 """Robust standard deviations from the median, beyond which a case is left out: anatomy of adults
 varies by less than 5 in all data seen, a wrong unit or pairing by 20 or more."""
@@ -382,21 +375,3 @@ def far_from_rest(features: Sequence[Mapping[str, float]]) -> dict[int, str]:
             if abs(value - middle) > FARTHEST * deviation:
                 far.setdefault(n, name)
     return far
-
-
-def relative_pairs(pairs: Sequence[Pair], root: Path) -> list[dict[str, str]]:
-    """Return pairs as MONAI's list has them, relative to a folder."""
-    return [
-        {key: file.absolute().relative_to(root).as_posix() for key, file in pair.files.items()}
-        for pair in pairs
-    ]
-
-
-def cases_document(
-    cases: Mapping[Split, Sequence[Pair]], left_out: Sequence[LeftOut]
-) -> dict[str, Any]:
-    """Return the check's result for the bundle's `docs/data.json`."""
-    return {
-        "cases": {split: len(cases[split]) for split in SPLITS},
-        "left_out": {each.case: each.problem for each in left_out},
-    }

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import statistics
@@ -29,12 +30,9 @@ from scanloom.training.cases import (
     LeftOut,
     Pair,
     Split,
-    cases_document,
     check_cases,
     check_values,
-    common_folder,
     find_cases,
-    relative_pairs,
     without_partner,
 )
 from scanloom.training.recipe import TrainingRecipe
@@ -178,7 +176,10 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
     try:
         write_bundle(prepared.recipe, *_relative(prepared), bundle, prepared.content)
         (bundle / "docs").mkdir(exist_ok=True)
-        document = cases_document(prepared.cases, prepared.left_out)
+        document = {
+            "cases": {split: len(prepared.cases[split]) for split in SPLITS},
+            "left_out": {each.case: each.problem for each in prepared.left_out},
+        }
         atomic_write(bundle / "docs" / "data.json", lambda file: write_json(file, document))
     except OSError as exc:
         raise output_error(exc, "the bundle") from exc
@@ -216,8 +217,21 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
 
 def _relative(prepared: Prepared) -> tuple[dict[Split, list[dict[str, str]]], Path]:
     """Return the pairs of each part, relative to a folder that holds all, and that folder."""
-    root = common_folder([pair for split in SPLITS for pair in prepared.cases[split]])
-    return {split: relative_pairs(prepared.cases[split], root) for split in SPLITS}, root
+    files = {
+        split: [
+            {key: file.absolute() for key, file in pair.files.items()}
+            for pair in prepared.cases[split]
+        ]
+        for split in SPLITS
+    }
+    folders = [file.parent for pairs in files.values() for pair in pairs for file in pair.values()]
+    root = Path(os.path.commonpath(folders))
+    return {
+        split: [
+            {key: file.relative_to(root).as_posix() for key, file in pair.items()} for pair in pairs
+        ]
+        for split, pairs in files.items()
+    }, root
 
 
 def _config(bundle: Path, name: str) -> dict[str, object] | None:
