@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from scanloom.core import Case, CaseRecord, Flag, Reason, ScanError, counted, printable
@@ -279,12 +278,7 @@ class Worker:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._stack.close()
         if error is None or (isinstance(error, ScanError) and error.reason in _NO_STUDYS_FAULT):
             self._give_back()
