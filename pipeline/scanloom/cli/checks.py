@@ -31,6 +31,7 @@ from scanloom.engine.machine.devices import (
     describe_energy,
     nvml_handles,
 )
+from scanloom.io.system.atomic_write import fsync_path
 from scanloom.version import __version__
 
 if TYPE_CHECKING:
@@ -382,17 +383,11 @@ def _publishing(existing: Path, name: str) -> CheckResult:
     try:
         (work / "new").mkdir(parents=True)
         file = work / "new" / "file"
-        with file.open("wb") as stream:
-            stream.write(b"scanloom")
-            stream.flush()
-            os.fsync(stream.fileno())
+        file.write_bytes(b"scanloom")
+        fsync_path(file)
         # The folder is renamed, not the file: so is a case
         (work / "new").rename(work / "done")
-        handle = os.open(work, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync_path(work)
         intact = (work / "done" / "file").read_bytes() == b"scanloom"
     except OSError as exc:
         advice = "check permissions and mount options, or choose another folder with --out"

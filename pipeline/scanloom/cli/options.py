@@ -261,12 +261,9 @@ class OutOptions:
 
 
 @dataclass(frozen=True)
-class RunOutputOptions:
+class RunOutputOptions(OutOptions):
     """Folder of a run's results, and results that are made again."""
 
-    panel: ClassVar[str] = "Output"
-
-    out: OutOption = DEFAULT_OUT
     replace: ReplaceOption = False
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry all failed cases.")

@@ -21,10 +21,18 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.io.formats import VOLUME_SUFFIXES
+from scanloom.io.identity import key_fingerprint, read_key
+from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import no_results, published_cases
+from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key, check_links
+from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.label_files import on_grid, read_label_file
+from scanloom.review.revisions import read_label_maps, revision_folders
+from scanloom.review.sources import read_source
+from scanloom.review.verdicts.log import VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import Verdict, reference_result, seen_of
 from scanloom.training.dataset import RECORD, named_patient, review_status
 
@@ -179,13 +187,6 @@ def case_name(file: str) -> str:
 
 
 def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
-    from scanloom.io.identity import key_fingerprint, read_key
-    from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
-    from scanloom.io.output.layout import no_results, published_cases
-    from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key, check_links
-    from scanloom.review.revisions import revision_folders
-    from scanloom.review.verdicts.log import VerdictStack, read_verdicts
-
     check_links(out)
     folders = published_cases(out)
     if not folders:
@@ -241,8 +242,6 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
     With verdicts, those of structures that were accepted or corrected: what a model labelled and
     nobody approved is no reference, least of all for that model.
     """
-    from scanloom.review.revisions import read_label_maps
-
     maps = read_label_maps(folder)  # refuses damaged files first
     try:
         document = read_json(folder / CASE)["grid"]
@@ -278,8 +277,6 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
 
 
 def _source_image(out: Path, name: str, key: Path | None) -> Volume | None:
-    from scanloom.review.sources import read_source
-
     try:
         return read_source(out, name, key).volume
     except ScanError:  # moved, changed, or the key is missing
@@ -317,8 +314,6 @@ def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:
 
 
 def _image(path: Path | None) -> Volume | None:
-    from scanloom.io.read import load_volume
-
     try:
         return None if path is None else load_volume(path)
     except ScanError:

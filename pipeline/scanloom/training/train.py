@@ -21,6 +21,7 @@ from typing import Final
 from scanloom.convert.readers import read_model
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.json_file import write_json
+from scanloom.io.read import load_volume
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.own_python import own_environment, own_python
@@ -342,8 +343,6 @@ def measure(prepared: Prepared) -> Measured:
 
 def _cached_bytes(prepared: Prepared) -> int:
     """Return the memory of the cached cases: a label map of bytes, and an image in float32."""
-    from scanloom.io.read import load_volume
-
     recipe = prepared.recipe
     # all cases were read already; a sample says enough of their size
     pairs: Sequence[Pair] = prepared.cases["training"][:10]
