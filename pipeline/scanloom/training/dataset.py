@@ -243,7 +243,6 @@ def write_dataset(
     out, folder : Path
         The output folder; the dataset's folder, outside of it. One that exists is replaced if it
         is a dataset of this form: files of cases that did not change are kept.
-    options : DatasetOptions
     key : Path or None
         File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
     progress : callable

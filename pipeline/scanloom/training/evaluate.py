@@ -100,7 +100,6 @@ class StructureSummary:
 
     Parameters
     ----------
-    structure : str
     outcomes : mapping
         Number of cases in which it is found, missed, invented, or absent in both.
     figures : mapping

@@ -180,7 +180,6 @@ def hosted_cluster(
     ----------
     start : callable
         Makes the launcher of the workers, from the path of the contact file.
-    execution : Execution
     private : Path
         The run's private folder, for the contact file and the key of the run. Both are removed at
         the end.

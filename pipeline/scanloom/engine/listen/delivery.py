@@ -68,8 +68,6 @@ def deliver(
 
     Parameters
     ----------
-    site : Site
-    outbox : Outbox
     end : threading.Event
         Running transfers are cut off; they are done again later.
     is_done : callable
@@ -516,8 +514,6 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
 
     Parameters
     ----------
-    spool : Path
-    outbox : Outbox
     after : float
         Seconds since the last delivery.
 

@@ -63,7 +63,6 @@ class StudyFetched:
 
     Parameters
     ----------
-    row : FetchRow
     study : str
         StudyInstanceUID, or "".
     series : tuple of Path
@@ -72,7 +71,6 @@ class StudyFetched:
         That the source has of what is wanted, and that came now.
     reason : Reason or None
         Why it is not whole.
-    detail : str
     """
 
     row: FetchRow
@@ -90,8 +88,6 @@ class Fetched:
 
     Parameters
     ----------
-    folder : Path
-    rows : int
     studies : tuple of StudyFetched
         By the numbers of their rows.
     """
@@ -133,13 +129,10 @@ def fetch(
 
     Parameters
     ----------
-    site : Site
-    source : Source
     out : Path
         The output folder.
     rows : sequence of FetchRow or None
         None for all that matches the question.
-    question : Question
     key : Path or None
         As of a run.
     tell : callable
@@ -315,12 +308,10 @@ class _SeriesState:
 
     Parameters
     ----------
-    folder : Path
     classes : dict
         The class of each instance that the source lists, by its UID.
     count : int or None
         How many it says that there are.
-    modality : str
     """
 
     folder: Path

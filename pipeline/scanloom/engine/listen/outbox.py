@@ -135,7 +135,6 @@ class Trouble:
 
     Parameters
     ----------
-    reason : str
     tries : int
         In a row.
     failing : float

@@ -72,8 +72,6 @@ class ListenPage:
 
     Parameters
     ----------
-    site : Site
-    spool, out : Path
     key : bytes
         Of the ids.
     """

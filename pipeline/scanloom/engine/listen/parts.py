@@ -58,9 +58,6 @@ class Setup:
 
     Parameters
     ----------
-    site : Site
-    out : Path
-    spool : Path
     key : Path or None
         File with the key of the case ids.
     """
@@ -133,7 +130,6 @@ class ListenPart:
     ----------
     role : str
         RECEIVER, WORKER, DELIVERY or PAGE.
-    setup : Setup
     selector : BaseSelector
         Tells when it has written something; the part is the data of its pipe.
     """

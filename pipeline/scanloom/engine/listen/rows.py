@@ -71,7 +71,6 @@ class FetchRow:
         From 1.
     cells : mapping
         What the row says, by `COLUMNS`.
-    keys : Keys
     question : Question
         With the row's own modality.
     fault : str

@@ -59,7 +59,6 @@ def send(
 
     Parameters
     ----------
-    site : Site
     out : Path
         The output folder.
     to : str

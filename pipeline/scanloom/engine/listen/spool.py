@@ -92,7 +92,6 @@ class IncomingFile:
 
     Parameters
     ----------
-    path : Path
     spool : Spool
         Is asked for room, now and while the file grows.
     heard : callable
@@ -330,7 +329,6 @@ def remove_study(spool: Path, study: str, until: float, quiet: float) -> bool:
 
     Parameters
     ----------
-    spool : Path
     study : str
         StudyInstanceUID.
     until : float

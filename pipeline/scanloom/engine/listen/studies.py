@@ -227,8 +227,6 @@ class WaitingStudies:
 
     Parameters
     ----------
-    spool : Path
-    queue : Queue
     rules : str
         Digest of the rules: studies that others left out are looked at again.
     """

@@ -182,11 +182,6 @@ class StudyInWork:
     ----------
     study, label : str
         Its UID, and a hash for the log.
-    state : StudyState
-    lane : Lane
-    rule : Rule
-    index : Index
-    cases : RunCases
     open : set of str
         Ids of the cases without an outcome yet.
     failed : dict of str to Reason
@@ -213,8 +208,6 @@ class Worker:
 
     Parameters
     ----------
-    site : Site
-    spool, out : Path
     key : Path or None
         As of a run.
     published : callable

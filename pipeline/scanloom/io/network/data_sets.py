@@ -75,10 +75,8 @@ class DataSets:
 
     Parameters
     ----------
-    store : Store
     title : callable
         Returns the AE title of the peer, once it is known.
-    own_title : str
     may_store : bool
         Whether the peer may store anything.
     """

@@ -100,7 +100,6 @@ class DicomAddress:
         AE titles.
     address : str
         IP address.
-    port : int
     tls : ssl.SSLContext or None
     host : str or None
         Name in its certificate.
@@ -146,7 +145,6 @@ class DicomConnection:
 
     Parameters
     ----------
-    address : DicomAddress
     services : sequence of str
         Abstract syntaxes that are asked for, in the syntaxes that every peer has.
     objects : sequence of (str, str)

@@ -67,7 +67,6 @@ class Sender:
 
     Parameters
     ----------
-    title : str
     networks : tuple of str
     target : str
         Name of the target that it is, which may report commitment and store nothing; empty for one
@@ -140,11 +139,6 @@ def tls_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
 
 class Receiver:
     """A storage SCP in threads of its own, from its making until `stop`.
-
-    Parameters
-    ----------
-    options : ReceiverOptions
-    store : Store
 
     Raises
     ------

@@ -103,7 +103,6 @@ class DicomPeer(DicomConnection):
 
     Parameters
     ----------
-    address : DicomAddress
     references : sequence of Reference
         What will be sent, at most 100: classes and syntaxes are agreed on at the beginning.
     report : callable

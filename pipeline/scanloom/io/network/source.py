@@ -148,7 +148,6 @@ class StudyFound:
         StudyInstanceUID.
     patient, issuer, born : str
         PatientID, IssuerOfPatientID and PatientBirthDate.
-    description : str
     """
 
     study: str
@@ -197,7 +196,6 @@ class SeriesRequest:
 
     Parameters
     ----------
-    study, series : str
     classes : mapping
         The class of each instance that is wanted, by its UID.
     whole : bool
@@ -440,7 +438,6 @@ class _Retrieval(DicomConnection):
 
     Parameters
     ----------
-    address : DicomAddress
     service : str
         STUDY_ROOT_GET or STUDY_ROOT_MOVE.
     pulse : Pulse
@@ -645,11 +642,8 @@ class WebSource(WebConnection):
 
         Parameters
         ----------
-        request : SeriesRequest
-        store : Store
         name : str
             Of the source, for the store.
-        pulse : Pulse
 
         Raises
         ------
