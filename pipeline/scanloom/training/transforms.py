@@ -297,6 +297,7 @@ class RandDrawnPatchd(RandDeformedPatchd):
     ----------
     keys : str
         Label map (1, i, j, k), whose numbers index the next two; becomes the structures' patch.
+        "image" becomes the image that is drawn: float32 from 0 to about 1.
     structures : sequence of int
         For each number of the map the structure that the network learns, 0 for none.
     classes : sequence of int
@@ -307,8 +308,6 @@ class RandDrawnPatchd(RandDeformedPatchd):
         matter in real ones; -1 for none.
     strip : float
         Probability that what is no structure is drawn as air, as after skull stripping.
-    image_key : str
-        Key of the image that is drawn: float32 from 0 to about 1.
     **geometry
         Of `RandDeformedPatchd`.
     """
@@ -320,12 +319,11 @@ class RandDrawnPatchd(RandDeformedPatchd):
         classes: Sequence[int],
         tissues: Sequence[int],
         strip: float,
-        image_key: str = "image",
         **geometry: Any,
     ) -> None:
         super().__init__(keys, ["nearest"], **geometry)
         (self.label_key,) = self.keys
-        self.image_key, self.strip = image_key, strip
+        self.strip = strip
         self.structures, self.classes = np.array(structures), np.array(classes)
         self.tissues = np.array(tissues)
 
@@ -343,7 +341,7 @@ class RandDrawnPatchd(RandDeformedPatchd):
         patch = sample(cut, grid, "nearest")
         image = sample(look_up(means_of, cut), grid, "bilinear") + air
         noise = standard_normal(image.shape, self.R, device)
-        result[self.image_key] = (image + look_up(deviations_of, patch) * noise).clamp_(min=0)
+        result["image"] = (image + look_up(deviations_of, patch) * noise).clamp_(min=0)
         result[self.label_key] = look_up(structures_of.byte(), patch)
         return result
 
@@ -584,13 +582,9 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
     Parameters
     ----------
     keys : str or sequence of str
-        Arrays (channel, i, j, k) in one orientation.
+        Arrays (channel, i, j, k), the first axis from left to right; "label" is of type uint8.
     axes : sequence of int
         Axes that are mirrored.
-    label_key : str
-        Key of the label map, of type uint8.
-    sided_axis : int
-        Axis from left to right.
     pairs : sequence of (int, int)
         Numbers of structures of the left and the right side that change places.
     """
@@ -599,12 +593,10 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
         self,
         keys: KeysCollection,
         axes: Sequence[int],
-        label_key: str = "label",
-        sided_axis: int = 0,
         pairs: Sequence[Sequence[int]] = (),
     ) -> None:
         MapTransform.__init__(self, keys)
-        self.axes, self.label_key, self.sided_axis = tuple(axes), label_key, sided_axis
+        self.axes = tuple(axes)
         changed = np.arange(256)
         for left, right in pairs:
             changed[left], changed[right] = right, left
@@ -618,7 +610,7 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
             return result
         for key in self.keys:
             result[key] = torch.flip(torch.as_tensor(result[key]), [axis + 1 for axis in drawn])
-        if self.sided_axis in drawn:
-            label = result[self.label_key]
-            result[self.label_key] = look_up(to_device(self.changed, label.device).byte(), label)
+        if 0 in drawn:
+            label = result["label"]
+            result["label"] = look_up(to_device(self.changed, label.device).byte(), label)
         return result
