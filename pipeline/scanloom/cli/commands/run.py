@@ -18,6 +18,7 @@ from scanloom.cli.commands.fetch import SourceOptions, fetch_wanted
 from scanloom.cli.commands.fetch import show as show_fetched
 from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.commands.plan import compared_rows
+from scanloom.cli.commands.segment import PERIOD_S
 from scanloom.cli.commands.status import in_words, indexing_line, status_table, totals_table
 from scanloom.cli.console import (
     Exit,
@@ -265,18 +266,16 @@ def _shown(status_writer: StatusWriter) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _plain_lines(
-    status_writer: StatusWriter, print_line: Callable[[str], None], period: float = 60.0
-) -> Iterator[None]:
+def _plain_lines(status_writer: StatusWriter, print_line: Callable[[str], None]) -> Iterator[None]:
     over = threading.Event()
 
     def keep_printing() -> None:
         before = ""
         # the first line soon: it says that there is work, and how much
-        pause = min(period, 5.0)
+        pause = 5.0
         while not over.wait(pause):
             line = status_line(status_writer.now())
-            pause = period if line else pause
+            pause = PERIOD_S if line else pause
             if line and line != before:
                 print_line(line)
                 before = line
