@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scanloom.core import Grid, Reason, ScanError, Series, did_you_mean, is_passing
 from scanloom.core.process import lock_file
 from scanloom.io.formats import FORMATS
-from scanloom.io.identity import key_fingerprint, patient_share, read_key
+from scanloom.io.identity import patient_share
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import (
     SourceRecord,
@@ -39,7 +39,7 @@ from scanloom.io.output.crosswalk import (
 from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
 from scanloom.io.output.layout import Owners, identity_of, no_results, published_cases
-from scanloom.io.output.private import check_key, check_links
+from scanloom.io.output.private import check_links, read_key_of
 from scanloom.io.output.published import FILE_STAMPS, SOURCE_STAMP, check_files
 from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.system.atomic_write import fsync_path, private_draft
@@ -258,8 +258,7 @@ def write_dataset(
     check_links(out)
     if not (out / "cases").is_dir():
         raise no_results(out)
-    secret = read_key(key)
-    check_key(out, key_fingerprint(secret))
+    secret = read_key_of(out, key)
     folder = folder.resolve()
     _clear_drafts(folder)
     earlier = _earlier(out.resolve(), folder, options.form)

@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.io.formats import VOLUME_SUFFIXES
-from scanloom.io.identity import key_fingerprint, read_key
 from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import no_results, published_cases
-from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key, check_links
+from scanloom.io.output.private import CROSSWALK, PRIVATE, check_links, read_key_of
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.label_files import on_grid, read_label_file
@@ -193,7 +192,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         raise no_results(out)
     records = {}
     if (out / PRIVATE / CROSSWALK).exists():
-        check_key(out, key_fingerprint(read_key(key)))
+        read_key_of(out, key)  # refuses another key
         # a folder of which no other name is recorded has that of the case
         ids = {folder.name: folder.name for folder in folders}
         ids |= {folder: case for case, folder in case_folders(out).items()}

@@ -111,18 +111,15 @@ def check_holder(out: Path, key: Path | None) -> bytes:
         NOT_FOUND or NO_RESULTS if the folder has no crosswalk; KEY_MISMATCH.
     """
     from scanloom.core import Reason, ScanError
-    from scanloom.io.identity import key_fingerprint, read_key
     from scanloom.io.output.layout import no_results, published_cases
-    from scanloom.io.output.private import PRIVATE, check_key, read_fingerprint
+    from scanloom.io.output.private import PRIVATE, read_fingerprint, read_key_of
 
     if read_fingerprint(out) is None:
         if published_cases(out) and not (out / PRIVATE).exists():
             detail = "a copy by `scanloom export` does not tell whose its results are"
             raise ScanError(Reason.NO_RESULTS, detail, str(out))
         raise no_results(out, "sources of results")
-    secret = read_key(key)
-    check_key(out, key_fingerprint(secret))
-    return secret
+    return read_key_of(out, key)
 
 
 def _show(sources: Sequence[SourceRecord]) -> None:
