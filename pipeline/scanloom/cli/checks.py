@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from scanloom.core import ScanError, counted, format_bytes
@@ -338,6 +337,8 @@ def _memory() -> CheckResult:
 
 def available_memory(root: Path = Path("/")) -> int:
     """Return available memory in bytes: the machine's, or less if a container or job limits it."""
+    import psutil
+
     # Within a container, psutil still tells of the whole machine
     limits = memory_limits(root / "sys/fs/cgroup", root / "proc/self/cgroup")
     of_limits = (max(limit - used, 0) for limit, used in limits)
