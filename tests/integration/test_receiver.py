@@ -23,7 +23,6 @@ import pytest
 from pydicom import Dataset, dcmread
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, RLELossless
 
-from scanloom.engine.listen.spool import read_journal
 from support import canaries
 from support.commands import Ended, scanloom
 from support.https_server import write_certificate
@@ -35,6 +34,7 @@ from support.receivers import (
     data_set,
     dcmtk,
     listening,
+    read_journal,
     send,
     write_site,
 )

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from pydicom import dcmread
 
-from scanloom.engine.listen.spool import read_journal
 from support import full_spool, steady_sender
 from support.faults import on_small_disk
 from support.real_scans import ROOT
-from support.receivers import DEADLINE, data_set, listening
+from support.receivers import DEADLINE, data_set, listening, read_journal
 from support.steady_sender import SYNTAXES
 from support.write_dicom import Coding, Words, noise, write_series
 

@@ -57,7 +57,6 @@ from pydicom.uid import (
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scanloom.engine.listen.outbox import ASKED, REPORTS, WAITING, Line, Outbox, outbox_folder
-from scanloom.engine.listen.spool import read_journal
 from scanloom.io.identity import read_key
 from scanloom.io.output.audit import read_trail
 from support import prompt_sender
@@ -66,7 +65,7 @@ from support.layouts import case_folders
 from support.listeners import position, processes, states, wait_for, write_workflow
 from support.orthanc import Orthanc, running_orthanc
 from support.real_scans import scans_folder
-from support.receivers import Receiver, data_set, listening, send
+from support.receivers import Receiver, data_set, listening, read_journal, send
 from support.synced_answers import FOLDERS_NEVER, LATE, NEVER, STRACE, answers_in
 from support.targets import free_port, objects_of
 from support.write_dicom import Coding, Words, write_series

@@ -18,6 +18,7 @@ import yaml
 from pydicom import dcmread
 from pydicom.uid import UID
 
+from scanloom.engine.listen.spool import Arrival, JournalFollower
 from support.processes import next_line
 
 DEADLINE = 60  # s for a process to begin or to end: two cores may be busy
@@ -52,6 +53,13 @@ class Receiver:
         """Return the largest resident memory so far, bytes."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+def read_journal(spool: Path) -> list[Arrival]:
+    """Return all arrivals of a spool."""
+    journal = JournalFollower(spool)
+    journal._read.clear()
+    return list(journal.new())
 
 
 def write_site(folder: Path, **keys: Any) -> Path:

@@ -30,6 +30,7 @@ from scanloom.engine.machine.devices import (
     describe_energy,
     nvml_handles,
 )
+from scanloom.io.system.atomic_write import fsync_path
 from scanloom.version import __version__
 
 if TYPE_CHECKING:
@@ -309,15 +310,11 @@ def find_driver() -> Driver | None:
         if handles is not None:
             number = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
             driver = Driver(
-                version=_text(pynvml.nvmlSystemGetDriverVersion()),
+                version=pynvml.nvmlSystemGetDriverVersion(),
                 cuda=(number // 1000, number % 1000 // 10),
-                gpus=tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles),
+                gpus=tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles),
             )
     return driver
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -332,28 +329,21 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 def _memory() -> CheckResult:
     available = available_memory()
-    seen = "not known" if available is None else f"{format_bytes(available)} available"
-    if available is None or available < LITTLE_MEMORY:
+    seen = f"{format_bytes(available)} available"
+    if available < LITTLE_MEMORY:
         return CheckResult(DEVICES, "memory", "warn", seen, "a large CT needs about 6 GiB")
     return CheckResult(DEVICES, "memory", "ok", seen)
 
 
-def available_memory(root: Path = Path("/")) -> int | None:
+def available_memory(root: Path = Path("/")) -> int:
     """Return available memory in bytes: the machine's, or less if a container or job limits it."""
-    amounts = [_meminfo(root / "proc/meminfo")]
-    # Within a container, /proc/meminfo still tells of the whole machine
+    import psutil
+
+    # Within a container, psutil still tells of the whole machine
     limits = memory_limits(root / "sys/fs/cgroup", root / "proc/self/cgroup")
-    amounts += [max(limit - used, 0) for limit, used in limits]
-    known = [amount for amount in amounts if amount is not None]
-    return min(known) if known else None
-
-
-def _meminfo(file: Path) -> int | None:
-    try:
-        lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
+    of_limits = (max(limit - used, 0) for limit, used in limits)
+    machine: int = psutil.virtual_memory().available
+    return min([machine, *of_limits])
 
 
 LITTLE_SPACE = 2 * GIB
@@ -394,17 +384,11 @@ def _publishing(existing: Path, name: str) -> CheckResult:
     try:
         (work / "new").mkdir(parents=True)
         file = work / "new" / "file"
-        with file.open("wb") as stream:
-            stream.write(b"scanloom")
-            stream.flush()
-            os.fsync(stream.fileno())
+        file.write_bytes(b"scanloom")
+        fsync_path(file)
         # The folder is renamed, not the file: so is a case
         (work / "new").rename(work / "done")
-        handle = os.open(work, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync_path(work)
         intact = (work / "done" / "file").read_bytes() == b"scanloom"
     except OSError as exc:
         advice = "check permissions and mount options, or choose another folder with --out"

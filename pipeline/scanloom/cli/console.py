@@ -276,20 +276,20 @@ def fitted(table: Table, width: int) -> Table:
     titles = [str(c.header) if table.show_header else "" for c in table.columns]
     columns = [[title, *cells] for title, cells in zip(titles, cells_of, strict=True)]
     longest = [max(map(len, cells), default=0) for cells in columns]
-    words = [
+    unbroken = [
         most if column.no_wrap else max((len(w) for text in cells for w in text.split()), default=0)
         for column, cells, most in zip(table.columns, columns, longest, strict=True)
     ]
     _, right, _, left = table.padding
-    spare = width - (left + right + (table.box is not None)) * len(columns) - sum(words)
+    spare = width - (left + right + (table.box is not None)) * len(columns) - sum(unbroken)
     for column in table.columns:
         column.overflow = "fold"
-    if sum(longest) - sum(words) <= spare:
+    missing = sum(longest) - sum(unbroken)
+    if missing <= spare:
         return table
     if spare >= 0:
-        wanted = sum(longest) - sum(words)
-        for column, most, word in zip(table.columns, longest, words, strict=True):
-            column.width = word + spare * (most - word) // wanted
+        for column, most, least in zip(table.columns, longest, unbroken, strict=True):
+            column.width = least + spare * (most - least) // missing
         return table
     if not table.show_header:
         for column in table.columns[:-1]:
@@ -352,16 +352,16 @@ def print_result(
 
 
 @contextmanager
-def case_progress(mode: OutputMode) -> Iterator[Callable[[int, int], None]]:
+def case_progress(mode: OutputMode, title: str = "cases") -> Iterator[Callable[[int, int], None]]:
     """Show the number of cases that are done, on a terminal and as far as `mode` allows it."""
     if mode.json or mode.quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("cases"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("cases", total=None)
+        task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -252,12 +252,18 @@ class WorkflowOptions:
 
 
 @dataclass(frozen=True)
-class RunOutputOptions:
-    """Folder of a run's results, and results that are made again."""
+class OutOptions:
+    """The output folder."""
 
     panel: ClassVar[str] = "Output"
 
     out: OutOption = DEFAULT_OUT
+
+
+@dataclass(frozen=True)
+class RunOutputOptions(OutOptions):
+    """Folder of a run's results, and results that are made again."""
+
     replace: ReplaceOption = False
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry all failed cases.")

@@ -152,10 +152,10 @@ def days(text: str) -> Days:
         ends = [read_date(each) if each.strip() else "" for each in (first, last)]
     except ValueError:
         ends = ["", ""]
-    found = Days(ends[0], ends[1] if dots else ends[0])
-    if not any(found) or (found.last and found.last < found.first):
+    period = Days(ends[0], ends[1] if dots else ends[0])
+    if not any(period) or (period.last and period.last < period.first):
         raise typer.BadParameter("a day, or days such as 2026-11-01..2026-11-30")
-    return found
+    return period
 
 
 def complete_models(incomplete: str) -> list[str]:
@@ -183,7 +183,7 @@ def _structures_of(names: Iterable[str]) -> Iterable[Structure]:
 
 def complete_workflows(incomplete: str) -> list[str]:
     """Return the names of the shipped workflows; files are completed by the shell otherwise."""
-    from scanloom.cli.workflows import shipped_workflows
+    from scanloom.core.paths import shipped_workflows
 
     return _starting(incomplete, shipped_workflows())
 

@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cli.console import say
+from scanloom.core.paths import shipped_workflows
 
 if TYPE_CHECKING:
     from scanloom.engine.workflow.schema import Workflow
-
-
-def shipped_workflows() -> dict[str, Path]:
-    """Return the files of the shipped workflows by name."""
-    from scanloom.core.paths import shipped
-
-    return {path.stem: path for path in sorted(shipped("workflows").glob("*.yaml"))}
 
 
 def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:

@@ -123,3 +123,8 @@ def shipped(kind: Literal["models", "data", "workflows"], package: Path | None =
     if (root / "pyproject.toml").is_file() and (root / kind).is_dir():
         return root / kind
     raise ScanError(Reason.NOT_FOUND, f"the shipped folder `{kind}` is missing")
+
+
+def shipped_workflows() -> dict[str, Path]:
+    """Return the files of the shipped workflows by name."""
+    return {path.stem: path for path in sorted(shipped("workflows").glob("*.yaml"))}

@@ -10,20 +10,13 @@ from typing import Any
 
 from scanloom.core import ReadOptions, Reason, ScanError, Series, read_error
 from scanloom.io.formats import count_volumes
-from scanloom.io.identity import (
-    case_id,
-    join_channel_hashes,
-    key_fingerprint,
-    read_key,
-    source_hash,
-    source_stamp,
-)
+from scanloom.io.identity import case_id, join_channel_hashes, source_hash, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import find_sources, latest_by_id, sources_of_study
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import case_folder
-from scanloom.io.output.private import check_key
+from scanloom.io.output.private import read_key_of
 from scanloom.io.output.published import SOURCE_STAMP
 from scanloom.io.read import read_scan
 from scanloom.io.scan import Scan
@@ -65,8 +58,7 @@ def read_source(
         stamp = str(read_json(folder / TIMING).get(SOURCE_STAMP, ""))
     except (OSError, ValueError, LookupError) as exc:
         raise read_error(exc, f"case {name}", Reason.RESULT_DAMAGED) from exc
-    secret = read_key(key)
-    check_key(out, key_fingerprint(secret))
+    secret = read_key_of(out, key)
     series, phase, _ = _find(out, document, secret, find)
     # a hash of all files takes long: only where their stamp is another
     is_alone = len(stamp.split()) < 2  # a stamp for each channel
@@ -98,8 +90,7 @@ def read_channels(
     if channels == 1:
         return [read_source(out, name, key, find)]
     document = read_json(case_folder(out, name) / CASE)
-    secret = read_key(key)
-    check_key(out, key_fingerprint(secret))
+    secret = read_key_of(out, key)
     first, phase, study = _find(out, document, secret, find)
     paths = dict.fromkeys(record.path for record in sources_of_study(out, study))
     candidates = {

@@ -33,8 +33,6 @@ def write_bundle(
 
     Parameters
     ----------
-    recipe : TrainingRecipe
-        Its page.
     cases : mapping
         `training`, `validation` and `testing`: pairs of `image` and `label`, relative to `root`.
     root : Path
@@ -309,8 +307,6 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
 
     Parameters
     ----------
-    recipe : TrainingRecipe
-        Its page.
     root : Path
         Folder of the data.
     count : int
@@ -351,10 +347,11 @@ def _run_values(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         "bundle_root": ".",
         "data_root": str(root),
         "datalist": "$json.loads(pathlib.Path(@bundle_root, 'configs/datalist.json').read_text())",
-        "training_cases": "$[{k: str(pathlib.Path(@data_root, v)) for k, v in case.items()}"
-        " for case in @datalist['training']]",
-        "validation_cases": "$[{k: str(pathlib.Path(@data_root, v)) for k, v in case.items()}"
-        " for case in @datalist['validation']]",
+        **{
+            f"{split}_cases": "$[{k: str(pathlib.Path(@data_root, v)) for k, v in case.items()}"
+            f" for case in @datalist['{split}']]"
+            for split in ("training", "validation")
+        },
         "checkpoints": "$@bundle_root + '/checkpoints'",
         "log_dir": "$@bundle_root + '/logs'",
         "model": "$@bundle_root + '/models/model.pt'",

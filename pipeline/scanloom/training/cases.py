@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,11 +17,9 @@ from scanloom.core import Reason, ScanError, Volume, read_error
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.training.label_sets import Names, plain_name, value_names
+from scanloom.training.label_sets import MAX_LIST_BYTES, Names, plain_name, value_names
 from scanloom.training.recipe import Data, TrainingRecipe
 
-MAX_LIST_BYTES: Final = 64 << 20
-"""Largest list of cases: a hundred thousand paths."""
 Split = Literal["training", "validation", "testing"]
 SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "testing")
 
@@ -247,12 +244,6 @@ def _fold(case: Mapping[str, object]) -> int | None:
     return fold
 
 
-def common_folder(pairs: Sequence[Pair]) -> Path:
-    """Return the folder that holds all files of the cases."""
-    files = [file.absolute() for pair in pairs for file in pair.files.values()]
-    return Path(os.path.commonpath([file.parent for file in files]))
-
-
 FARTHEST: Final = 8.0
 """Robust standard deviations from the median, beyond which a case is left out: anatomy of adults
 varies by less than 5 in all data seen, a wrong unit or pairing by 20 or more."""
@@ -263,7 +254,7 @@ FEWEST: Final = 10
 def check_cases(
     recipe: TrainingRecipe,
     pairs: Sequence[Pair],
-    progress: Callable[[], object] = lambda: None,
+    progress: Callable[[int, int], object],
 ) -> tuple[dict[Pair, Checked], list[LeftOut]]:
     """Read all cases, and return what is known of those to train on, and those to leave out.
 
@@ -273,22 +264,18 @@ def check_cases(
 
     Parameters
     ----------
-    recipe : TrainingRecipe
-        The recipe.
-    pairs : sequence of Pair
-        The cases.
     progress : function
-        Called after each case.
+        Called with the number of cases that were checked, and of all.
     """
     good: list[tuple[Pair, Checked]] = []
     left_out: list[LeftOut] = []
-    for pair in pairs:
+    for done, pair in enumerate(pairs, 1):
         result = _examine(recipe, pair)
         if isinstance(result, str):
             left_out.append(LeftOut(pair.name, result))
         else:
             good.append((pair, result))
-        progress()
+        progress(done, len(pairs))
     far = far_from_rest([checked.features for _, checked in good])
     left_out += [
         LeftOut(good[n][0].name, f"far from the rest in {feature}") for n, feature in far.items()
@@ -366,12 +353,9 @@ def _features(
         features[f"size of {structure.label}"] = np.log(count * grid.voxel_volume)
         if values is None:
             continue
-        inside, mean, deviation = (
-            np.isin(label.array, structure.values),
-            values.mean(),
-            values.std(),
-        )
-        features[f"brightness of {structure.label}"] = (values[inside].mean() - mean) / deviation
+        inside = values[np.isin(label.array, structure.values)].mean()
+        brightness = (inside - values.mean()) / values.std()
+        features[f"brightness of {structure.label}"] = brightness
     return {name: float(value) for name, value in features.items()}
 
 
@@ -391,21 +375,3 @@ def far_from_rest(features: Sequence[Mapping[str, float]]) -> dict[int, str]:
             if abs(value - middle) > FARTHEST * deviation:
                 far.setdefault(n, name)
     return far
-
-
-def relative_pairs(pairs: Sequence[Pair], root: Path) -> list[dict[str, str]]:
-    """Return pairs as MONAI's list has them, relative to a folder."""
-    return [
-        {key: file.absolute().relative_to(root).as_posix() for key, file in pair.files.items()}
-        for pair in pairs
-    ]
-
-
-def cases_document(
-    cases: Mapping[Split, Sequence[Pair]], left_out: Sequence[LeftOut]
-) -> dict[str, Any]:
-    """Return the check's result for the bundle's `docs/data.json`."""
-    return {
-        "cases": {split: len(cases[split]) for split in SPLITS},
-        "left_out": {each.case: each.problem for each in left_out},
-    }

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scanloom.core import Grid, Reason, ScanError, Series, did_you_mean, is_passing
 from scanloom.core.process import lock_file
 from scanloom.io.formats import FORMATS
-from scanloom.io.identity import key_fingerprint, patient_share, read_key
+from scanloom.io.identity import patient_share
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import (
     SourceRecord,
@@ -39,7 +39,7 @@ from scanloom.io.output.crosswalk import (
 from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
 from scanloom.io.output.layout import Owners, identity_of, no_results, published_cases
-from scanloom.io.output.private import check_key, check_links
+from scanloom.io.output.private import check_links, read_key_of
 from scanloom.io.output.published import FILE_STAMPS, SOURCE_STAMP, check_files
 from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.system.atomic_write import fsync_path, private_draft
@@ -196,6 +196,7 @@ class _Result:
 
     folder: Path
     case_folder: Path
+    case: str
     document: Mapping[str, Any]
     entries: Sequence[Mapping[str, Any]]
     seen: Seen
@@ -203,10 +204,6 @@ class _Result:
     channels: int
     has_image: bool
     status: Status = "unreviewed"
-
-    @property
-    def case(self) -> str:
-        return str(self.document["case"])
 
     def structures(self, labels: Container[str] = ()) -> Iterator[_Structure]:
         """Yield the structures with one of some labels; all by default."""
@@ -246,7 +243,6 @@ def write_dataset(
     out, folder : Path
         The output folder; the dataset's folder, outside of it. One that exists is replaced if it
         is a dataset of this form: files of cases that did not change are kept.
-    options : DatasetOptions
     key : Path or None
         File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
     progress : callable
@@ -262,8 +258,7 @@ def write_dataset(
     check_links(out)
     if not (out / "cases").is_dir():
         raise no_results(out)
-    secret = read_key(key)
-    check_key(out, key_fingerprint(secret))
+    secret = read_key_of(out, key)
     folder = folder.resolve()
     _clear_drafts(folder)
     earlier = _earlier(out.resolve(), folder, options.form)
@@ -285,8 +280,9 @@ def write_dataset(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked_draft(folder) as draft:
             maker = _Maker(out, draft, options, labels, earlier, folder, key)
-            made = _make_cases(maker, chosen, shares, left_out, progress)
-            count, cases = _split(made, shares, options)
+            count, cases = _split(
+                _make_cases(maker, chosen, shares, left_out, progress), shares, options
+            )
             people = [
                 len({patients[each.case] for each in cases if each.test is test})
                 for test in (False, True)
@@ -397,19 +393,18 @@ def _read_result(out: Path, case_folder: Path, folder: Path) -> _Result:
     # `segments.json` may have been changed: no other file may leave the output folder
     if any(identity_of((folder / e["file"]).relative_to(out)) != "shapes" for e in entries):
         raise ValueError("a file that is no label map is named as one")
-    grid = read_json(folder / CASE)["grid"]
-    result = _Result(
+    grid, document = read_json(folder / CASE)["grid"], read_json(case_folder / CASE)
+    return _Result(
         folder,
         case_folder,
-        read_json(case_folder / CASE),
+        str(document["case"]),
+        document,
         entries,
         seen_of(folder),
         Grid(tuple(grid["shape"]), grid["affine_ras_mm"]),
         max(len(str(timing.get(SOURCE_STAMP, "")).split()), 1),
         SCAN_COPY in timing[FILE_STAMPS],
     )
-    _ = result.case
-    return result
 
 
 def _judged(result: _Result, verdicts: Mapping[str, Verdict], options: DatasetOptions) -> _Result:
@@ -425,8 +420,8 @@ def _stands_in(first: _Result, latest: _Result, requested: Sequence[str]) -> boo
 
     It must have the voxels of the latest one and the structures that are taken of other results.
     """
-    labels, others = ({each.label for each in r.structures()} for r in (first, latest))
-    is_whole = labels >= {*requested} if requested else not others or labels == others
+    of_first, of_latest = ({each.label for each in r.structures()} for r in (first, latest))
+    is_whole = of_first >= {*requested} if requested else not of_latest or of_first == of_latest
     is_kept = first.status in ("accepted", "corrected")
     return is_kept and is_whole and first.grid.matches(latest.grid, tolerance=1e-2)
 
@@ -528,8 +523,8 @@ def _requested_structures(result: _Result, labels: Mapping[str, int]) -> dict[st
     """
     structures: dict[str, _Structure] = {}
     for each in result.structures(labels):
-        if (other := structures.setdefault(each.label, each)) is not each:
-            detail = f"{other.model} and {each.model} both have {each.label}: use --model"
+        if (earlier := structures.setdefault(each.label, each)) is not each:
+            detail = f"{earlier.model} and {each.model} both have {each.label}: use --model"
             raise ScanError(Reason.LABELS_UNKNOWN, detail)
     if lacking := [label for label in labels if label not in structures]:
         raise ScanError(Reason.STRUCTURE_UNKNOWN, f"the result has no {', '.join(lacking)}")
@@ -698,9 +693,9 @@ def _check_files(folder: Path, record: Mapping[str, Any]) -> None:
 
 def _is_as_written(path: Path, stamp: tuple[int, int], sha256: str | None) -> bool:
     """Return whether a file has the content that was written; earlier versions kept no hash."""
-    found = _stamp(path)
-    if found == stamp or sha256 is None:
-        return found[0] == stamp[0]
+    present = _stamp(path)
+    if present == stamp or sha256 is None:
+        return present[0] == stamp[0]
     return sha256_of(path) == sha256
 
 
@@ -785,9 +780,7 @@ class _Maker:
 
     def _link(self, path: Path, name: str) -> None:
         """Make a hard link to a file, or a copy where there can be none; not through a link."""
-        target = self.draft / name
-        target.parent.mkdir(exist_ok=True)
-        target.unlink(missing_ok=True)
+        target = self._target(name)
         folder = open_descriptor(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.link(path.name, target, src_dir_fd=folder, follow_symlinks=False)
@@ -798,10 +791,15 @@ class _Maker:
         finally:
             os.close(folder)
 
-    def _copy(self, path: Path, name: str) -> None:
+    def _target(self, name: str) -> Path:
+        """Return the path of a new file of the draft, in a folder that exists."""
         target = self.draft / name
         target.parent.mkdir(exist_ok=True)
         target.unlink(missing_ok=True)
+        return target
+
+    def _copy(self, path: Path, name: str) -> None:
+        target = self._target(name)
         try:
             stored = open_regular_file(path)
         except OSError as exc:
@@ -813,8 +811,7 @@ class _Maker:
         fsync_path(target)
 
     def _write(self, array: NDArray[Any], grid: Grid, scan: Scan, name: str) -> None:
-        path = self.draft / name
-        path.parent.mkdir(exist_ok=True)
+        path = self._target(name)
         # The forms of a sheared scan describe a grid that was left
         source = scan.source if grid is scan.volume.grid else GridOnlySource()
         write_nifti(array, grid, source, path)
@@ -1011,17 +1008,12 @@ def _write_documents(
 
 def _description(dataset: Dataset, channels: Sequence[str]) -> dict[str, Any]:
     """Return the content of `dataset.json`, or of MONAI's `datalist.json`, of a dataset."""
-    cases = [(case, *_split_files(case)) for case in dataset.cases]
-    training = [
-        {
-            "image": f"./{images[0]}",
-            "label": f"./{labels}",
-            **({} if case.fold is None else {"fold": case.fold}),
-        }
-        for case, images, labels in cases
-        if not case.test
-    ]
-    tests = [{"image": f"./{i[0]}", "label": f"./{n}"} for case, i, n in cases if case.test]
+    training, tests = list[dict[str, Any]](), list[dict[str, Any]]()
+    for case in dataset.cases:
+        image, *_, labels = case.files
+        fold = {} if case.fold is None else {"fold": case.fold}
+        listed = {"image": f"./{image}", "label": f"./{labels}", **fold}
+        (tests if case.test else training).append(listed)
     name, names = dataset.folder.name, {str(n): each for n, each in enumerate(channels)}
     if dataset.form == "nnunet":
         return {
@@ -1072,11 +1064,6 @@ def _nnunet_splits(dataset: Dataset) -> list[dict[str, list[str]]]:
         }
         for n in range(dataset.folds)
     ]
-
-
-def _split_files(case: DatasetCase) -> tuple[list[str], str]:
-    [*images, labels] = case.files
-    return images, labels
 
 
 def _channel_names(out: Path, results: Sequence[_Result]) -> list[str]:

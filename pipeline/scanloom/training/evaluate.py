@@ -100,7 +100,6 @@ class StructureSummary:
 
     Parameters
     ----------
-    structure : str
     outcomes : mapping
         Number of cases in which it is found, missed, invented, or absent in both.
     figures : mapping
@@ -285,14 +284,14 @@ def _rows(
     compared: Sequence[tuple[_Pair, _Comparison]], compare: Callable[..., _Comparison]
 ) -> list[StructureRow]:
     """Return the rows of all cases, also of structures that only other cases show to be due."""
-    found: dict[Side, set[str]] = defaultdict(set)
+    of_side: dict[Side, set[str]] = defaultdict(set)
     for pair, result in compared:
-        found[pair.side] |= result.agreements.keys()
-    every = set[str]().union(*found.values())
+        of_side[pair.side] |= result.agreements.keys()
+    every = set[str]().union(*of_side.values())
     rows = []
     for pair, result in compared:
         agreements = dict(result.agreements)
-        lacking = frozenset(found[pair.side] - agreements.keys())
+        lacking = frozenset(of_side[pair.side] - agreements.keys())
         if result.has_segments and lacking:
             # a file of segments has those that were found: another case shows which could be
             agreements |= compare(pair, expected=lacking).agreements
@@ -409,11 +408,11 @@ def _candidates(
     """
     names = (*prediction.names, prediction.folder)
     for rank, name in enumerate(names):
-        found = by_name.get(name, [])
-        is_own = any(each.name == name for each in (prediction, *found))
-        is_of_both = name in prediction.names and all(name in each.names for each in found)
-        if found and (is_own or (is_of_both and len(found) == 1)):
-            return rank, found
+        named = by_name.get(name, [])
+        is_own = any(each.name == name for each in (prediction, *named))
+        is_of_both = name in prediction.names and all(name in each.names for each in named)
+        if named and (is_own or (is_of_both and len(named) == 1)):
+            return rank, named
     return len(names), []
 
 

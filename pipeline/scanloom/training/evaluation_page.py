@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from scanloom.review.preview import slicing
 from scanloom.review.preview.content import acquired_axis
 from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
 from scanloom.review.preview.page import round_length, scale_bar
+from scanloom.review.report.page import hash_source, page_style, page_template
 from scanloom.review.report.pictures import MIN_FOR_QUARTILES, RowChart
 from scanloom.training.evaluate import (
     Evaluation,
@@ -46,8 +46,6 @@ MARGIN: Final = 0.35
 """Margin around a structure in its picture, as a share of its extent."""
 LEAST_MM: Final = 40.0
 """Least extent of a picture: anatomy must be recognisable around a small structure."""
-_HERE = Path(__file__).parent
-_STYLE = _HERE.parent / "review" / "report" / "page.css"
 _PICTURES = """
 h3 { font-size: 1rem; margin: 1.4rem 0 0; }
 td .quiet { font-size: 0.85em; }
@@ -55,7 +53,7 @@ td .quiet { font-size: 0.85em; }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem; }
 .pictures img { display: block; max-width: 100%; height: auto; border-radius: 6px; }
 """
-_POLICY = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src '{}'"
+_POLICY = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src {}"
 TITLES: Final[dict[Figure, str]] = {
     "dice": "Dice",
     "hd95_mm": "HD95, mm",
@@ -91,20 +89,10 @@ def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
     labels : mapping or None
         As of `evaluate`.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    style = _STYLE.read_text() + _PICTURES
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    style = page_style() + _PICTURES
     worst = _lowest_structures(evaluation)
-    return environment.get_template("evaluation.html.jinja").render(
-        policy=_POLICY.format(f"sha256-{digest}"),
+    return page_template(Path(__file__).parent, "evaluation.html.jinja").render(
+        policy=_POLICY.format(hash_source(style)),
         style=style,
         evaluation=evaluation,
         sides=SIDE_TITLES,
@@ -152,11 +140,10 @@ def _charts(evaluation: Evaluation) -> Iterator[tuple[str, Picture]]:
             low, high = 0.0, max(known, default=0.0) or 1.0
         else:  # 1 is the best: a model's differences lie in the last tenths
             low, high = min(math.floor(10 * min(known, default=0.0)) / 10, 0.9), 1.0
-        step, _ = round_length((high - low) / 4)
         reach = 0.02 * (high - low)  # room for dots at the ends
         chart = RowChart(list(values), unit, (low - reach, high + reach), float)
-        for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
-            chart.tick(round(n * step, 9))
+        for tick in _ticks((low, high)):
+            chart.tick(tick)
         for row, numbers in enumerate(values.values()):
             if len(numbers) >= MIN_FOR_QUARTILES:
                 chart.box(row, numbers)
@@ -290,7 +277,8 @@ class _Plot:
 def _ticks(ends: tuple[float, float]) -> list[float]:
     """Return about four round values within an axis."""
     step, _ = round_length((ends[1] - ends[0]) / 4)
-    first, last = math.ceil(ends[0] / step), math.floor(ends[1] / step)
+    # an end may be a multiple of the step but for rounding
+    first, last = math.ceil(ends[0] / step - 1e-9), math.floor(ends[1] / step + 1e-9)
     return [round(n * step, 12) + 0.0 for n in range(first, last + 1)]
 
 

@@ -21,10 +21,17 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.io.formats import VOLUME_SUFFIXES
+from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import no_results, published_cases
+from scanloom.io.output.private import CROSSWALK, PRIVATE, check_links, read_key_of
+from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.label_files import on_grid, read_label_file
+from scanloom.review.revisions import read_label_maps, revision_folders
+from scanloom.review.sources import read_source
+from scanloom.review.verdicts.log import VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import Verdict, reference_result, seen_of
 from scanloom.training.dataset import RECORD, named_patient, review_status
 
@@ -41,7 +48,7 @@ _DOCUMENTS: Final = ("dataset.json", "datalist.json")
 _TESTS: Final = ("test", "testing")
 _TRAINING: Final = ("training", "validation")
 """Lists of a description of a dataset."""
-_MAX_LIST_BYTES: Final = 64 << 20
+MAX_LIST_BYTES: Final = 64 << 20
 """A list of a hundred thousand cases."""
 MAX_VALUE: Final = 65535
 """Largest value in a label map."""
@@ -179,20 +186,13 @@ def case_name(file: str) -> str:
 
 
 def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
-    from scanloom.io.identity import key_fingerprint, read_key
-    from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
-    from scanloom.io.output.layout import no_results, published_cases
-    from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key, check_links
-    from scanloom.review.revisions import revision_folders
-    from scanloom.review.verdicts.log import VerdictStack, read_verdicts
-
     check_links(out)
     folders = published_cases(out)
     if not folders:
         raise no_results(out)
     records = {}
     if (out / PRIVATE / CROSSWALK).exists():
-        check_key(out, key_fingerprint(read_key(key)))
+        read_key_of(out, key)  # refuses another key
         # a folder of which no other name is recorded has that of the case
         ids = {folder.name: folder.name for folder in folders}
         ids |= {folder: case for case, folder in case_folders(out).items()}
@@ -241,8 +241,6 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
     With verdicts, those of structures that were accepted or corrected: what a model labelled and
     nobody approved is no reference, least of all for that model.
     """
-    from scanloom.review.revisions import read_label_maps
-
     maps = read_label_maps(folder)  # refuses damaged files first
     try:
         document = read_json(folder / CASE)["grid"]
@@ -271,15 +269,13 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
             layer, values = regions.pop(label)
             layers[layer] = np.where(np.isin(layers[layer], values), 0, layers[layer])
         if not regions:
-            words = {"stale": "replaced since its review"}
-            listed = " and ".join(sorted({words.get(each, each) for each in statuses.values()}))
+            phrases = {"stale": "replaced since its review"}
+            listed = " and ".join(sorted({phrases.get(each, each) for each in statuses.values()}))
             raise ScanError(Reason.NOT_REVIEWED, f"the reference is {listed}")
     return Labels(tuple(layers), regions, grid)
 
 
 def _source_image(out: Path, name: str, key: Path | None) -> Volume | None:
-    from scanloom.review.sources import read_source
-
     try:
         return read_source(out, name, key).volume
     except ScanError:  # moved, changed, or the key is missing
@@ -317,8 +313,6 @@ def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:
 
 
 def _image(path: Path | None) -> Volume | None:
-    from scanloom.io.read import load_volume
-
     try:
         return None if path is None else load_volume(path)
     except ScanError:
@@ -421,7 +415,7 @@ def _document(folder: Path) -> dict[str, Any]:
     """Return the description of a dataset; empty for a folder without one."""
     for name in _DOCUMENTS:
         try:
-            document = json.loads(read_regular_file(folder / name, _MAX_LIST_BYTES))
+            document = json.loads(read_regular_file(folder / name, MAX_LIST_BYTES))
         except FileNotFoundError:
             continue
         except OSError as exc:

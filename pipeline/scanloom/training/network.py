@@ -48,11 +48,11 @@ def load_start(network: nn.Module, path: Path) -> None:
         If the file holds no weights, or a weight is missing, unknown or of another shape.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        result = network.load_state_dict(found, strict=False)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+        result = network.load_state_dict(weights, strict=False)
     except (RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError) as exc:
         raise ValueError("the weights to start from are damaged or of another network") from exc
-    shared = {id(p) for name, p in network.named_parameters() if name in found}
+    shared = {id(p) for name, p in network.named_parameters() if name in weights}
     listed = dict(network.named_parameters(remove_duplicate=False))
     missing = [name for name in result.missing_keys if id(listed.get(name)) not in shared]
     if missing or result.unexpected_keys:

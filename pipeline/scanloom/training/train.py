@@ -7,12 +7,13 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,9 @@ from typing import Final
 from scanloom.convert.readers import read_model
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.json_file import write_json
+from scanloom.io.read import load_volume
 from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.disk_errors import output_error
 from scanloom.own_python import own_environment, own_python
 from scanloom.training.bundle import epoch_length, network_def, write_bundle
 from scanloom.training.cases import (
@@ -28,12 +31,9 @@ from scanloom.training.cases import (
     LeftOut,
     Pair,
     Split,
-    cases_document,
     check_cases,
     check_values,
-    common_folder,
     find_cases,
-    relative_pairs,
     without_partner,
 )
 from scanloom.training.recipe import TrainingRecipe
@@ -55,8 +55,6 @@ class Prepared:
 
     Parameters
     ----------
-    recipe : TrainingRecipe
-        The recipe.
     cases : mapping
         Cases to use, by their part in the training.
     left_out : sequence of LeftOut
@@ -113,10 +111,8 @@ def prepare(
 
     Parameters
     ----------
-    recipe : TrainingRecipe
-        The recipe.
     folder : Path
-        Folder that its paths are relative to.
+        Folder that the recipe's paths are relative to.
     fold : int
         Part of the cases that validates, if the recipe has folds.
     progress : function
@@ -141,14 +137,7 @@ def prepare(
     cases = find_cases(recipe.data, folder, fold)
     check_values(recipe, folder)
     pairs = [pair for split in SPLITS for pair in cases[split]]
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        progress(done, len(pairs))
-
-    good, left_out = check_cases(recipe, pairs, count)
+    good, left_out = check_cases(recipe, pairs, progress)
     left_out += without_partner(recipe.data, folder)
     used = {split: [pair for pair in cases[split] if pair in good] for split in SPLITS}
     if not used["training"]:
@@ -184,13 +173,14 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
     ScanError
         RECIPE if the folder holds another training or other files; OUTPUT_UNWRITABLE or DISK_FULL.
     """
-    from scanloom.io.system.disk_errors import output_error
-
     check_folder(prepared, bundle)
     try:
         write_bundle(prepared.recipe, *_relative(prepared), bundle, prepared.content)
         (bundle / "docs").mkdir(exist_ok=True)
-        document = cases_document(prepared.cases, prepared.left_out)
+        document = {
+            "cases": {split: len(prepared.cases[split]) for split in SPLITS},
+            "left_out": {each.case: each.problem for each in prepared.left_out},
+        }
         atomic_write(bundle / "docs" / "data.json", lambda file: write_json(file, document))
     except OSError as exc:
         raise output_error(exc, "the bundle") from exc
@@ -205,8 +195,6 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
         RECIPE if the folder holds another training or other files; OUTPUT_UNWRITABLE if it can't
         be listed.
     """
-    from scanloom.io.system.disk_errors import output_error
-
     try:
         if not bundle.exists() or not any(bundle.iterdir()):
             return
@@ -230,8 +218,21 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
 
 def _relative(prepared: Prepared) -> tuple[dict[Split, list[dict[str, str]]], Path]:
     """Return the pairs of each part, relative to a folder that holds all, and that folder."""
-    root = common_folder([pair for split in SPLITS for pair in prepared.cases[split]])
-    return {split: relative_pairs(prepared.cases[split], root) for split in SPLITS}, root
+    files = {
+        split: [
+            {key: file.absolute() for key, file in pair.files.items()}
+            for pair in prepared.cases[split]
+        ]
+        for split in SPLITS
+    }
+    folders = [file.parent for pairs in files.values() for pair in pairs for file in pair.values()]
+    root = Path(os.path.commonpath(folders))
+    return {
+        split: [
+            {key: file.relative_to(root).as_posix() for key, file in pair.items()} for pair in pairs
+        ]
+        for split, pairs in files.items()
+    }, root
 
 
 def _config(bundle: Path, name: str) -> dict[str, object] | None:
@@ -243,19 +244,13 @@ def _config(bundle: Path, name: str) -> dict[str, object] | None:
     return document if isinstance(document, dict) else None
 
 
-def run_training(
-    bundle: Path, report: Callable[[str], object] = lambda line: None, **overrides: object
-) -> None:
+def run_training(bundle: Path, report: Callable[[str], object] = lambda line: None) -> None:
     """Train a bundle to its end by MONAI's own command, from the last checkpoint if there is one.
 
     Parameters
     ----------
-    bundle : Path
-        The bundle.
     report : function
         Called with a line about each epoch.
-    **overrides
-        Values that replace those of `train.json`.
 
     Raises
     ------
@@ -271,12 +266,10 @@ def run_training(
             raise ScanError(Reason.LOCKED, "another training of this bundle is running") from exc
         except OSError:  # a file system without locks
             pass
-        _run_training(bundle, report, overrides)
+        _run_training(bundle, report)
 
 
-def _run_training(
-    bundle: Path, report: Callable[[str], object], overrides: Mapping[str, object]
-) -> None:
+def _run_training(bundle: Path, report: Callable[[str], object]) -> None:
     from scanloom.engine.worker.child_main import die_with_parent
 
     # large arrays are not given back to the system after each step: a quarter of a step on a CPU
@@ -284,7 +277,6 @@ def _run_training(
     command = [
         *own_python("-W", "ignore", "-m", "monai.bundle", "run"),
         *("--config_file", str(bundle / "configs" / "train.json"), "--bundle_root", str(bundle)),
-        *(text for key, value in overrides.items() for text in (f"--{key}", str(value))),
     ]
     # a process of its own: this one may have imported MONAI without its engines, to start sooner
     with subprocess.Popen(  # noqa: S603 - this Python, and MONAI's module
@@ -351,8 +343,6 @@ def measure(prepared: Prepared) -> Measured:
 
 def _cached_bytes(prepared: Prepared) -> int:
     """Return the memory of the cached cases: a label map of bytes, and an image in float32."""
-    from scanloom.io.read import load_volume
-
     recipe = prepared.recipe
     # all cases were read already; a sample says enough of their size
     pairs: Sequence[Pair] = prepared.cases["training"][:10]

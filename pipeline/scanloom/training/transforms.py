@@ -160,14 +160,18 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # M
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case with patches of all keys."""
         result = dict(data)
-        classes = () if self.centre_key is None else result.pop(self.centre_key)
-        shape = result[self.keys[0]].shape[1:]
-        device = torch.as_tensor(result[self.keys[0]]).device
-        positions, box = self._positions(self._centre(shape, classes), shape, device)
-        grid = box_grid(positions, box)
+        grid, box = self._patch(result)
         for key, mode in zip(self.keys, self.modes, strict=True):
             result[key] = sample(torch.as_tensor(result[key])[(slice(None), *box)], grid, mode)
         return result
+
+    def _patch(self, case: dict[Hashable, Any]) -> tuple[torch.Tensor, tuple[slice, ...]]:
+        """Return the points of a patch in a box of a case, and the box; takes out the centres."""
+        classes = () if self.centre_key is None else case.pop(self.centre_key)
+        array = torch.as_tensor(case[self.keys[0]])
+        shape = array.shape[1:]
+        positions, box = self._positions(self._centre(shape, classes), shape, array.device)
+        return box_grid(positions, box), box
 
     def _centre(self, shape: Sequence[int], classes: Sequence[Any]) -> np.ndarray:
         """Return the patch's centre in voxels: anywhere, or so that a voxel of a class is in it."""
@@ -214,7 +218,8 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # M
         *rows, positions = to_device(np.vstack([linear.T, centre]), device)
         for axis, (row, length) in enumerate(zip(rows, self.size, strict=True)):
             offsets = torch.arange(length, device=device) - (length - 1) / 2
-            sides = [length if axis == other else 1 for other in range(3)]
+            sides = [1, 1, 1]
+            sides[axis] = length
             positions = positions + offsets.reshape(*sides, 1) * row
         return positions if field is None else positions + field, box
 
@@ -292,6 +297,7 @@ class RandDrawnPatchd(RandDeformedPatchd):
     ----------
     keys : str
         Label map (1, i, j, k), whose numbers index the next two; becomes the structures' patch.
+        "image" becomes the image that is drawn: float32 from 0 to about 1.
     structures : sequence of int
         For each number of the map the structure that the network learns, 0 for none.
     classes : sequence of int
@@ -302,8 +308,6 @@ class RandDrawnPatchd(RandDeformedPatchd):
         matter in real ones; -1 for none.
     strip : float
         Probability that what is no structure is drawn as air, as after skull stripping.
-    image_key : str
-        Key of the image that is drawn: float32 from 0 to about 1.
     **geometry
         Of `RandDeformedPatchd`.
     """
@@ -315,23 +319,20 @@ class RandDrawnPatchd(RandDeformedPatchd):
         classes: Sequence[int],
         tissues: Sequence[int],
         strip: float,
-        image_key: str = "image",
         **geometry: Any,
     ) -> None:
         super().__init__(keys, ["nearest"], **geometry)
         (self.label_key,) = self.keys
-        self.image_key, self.strip = image_key, strip
+        self.strip = strip
         self.structures, self.classes = np.array(structures), np.array(classes)
         self.tissues = np.array(tissues)
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case with image and structures (1, i, j, k) of a patch."""
         result = dict(data)
-        centres = () if self.centre_key is None else result.pop(self.centre_key)
-        numbers = torch.as_tensor(result[self.label_key])
-        shape, device = numbers.shape[1:], numbers.device
-        positions, box = self._positions(self._centre(shape, centres), shape, device)
-        grid, cut = box_grid(positions, box), numbers[(slice(None), *box)]
+        grid, box = self._patch(result)
+        cut = torch.as_tensor(result[self.label_key])[(slice(None), *box)]
+        device = cut.device
         means, deviations = self._statistics()
         # the air's mean is taken off, so that outside the map, where 0 is sampled, is air
         air = float(means[0])
@@ -340,7 +341,7 @@ class RandDrawnPatchd(RandDeformedPatchd):
         patch = sample(cut, grid, "nearest")
         image = sample(look_up(means_of, cut), grid, "bilinear") + air
         noise = standard_normal(image.shape, self.R, device)
-        result[self.image_key] = (image + look_up(deviations_of, patch) * noise).clamp_(min=0)
+        result["image"] = (image + look_up(deviations_of, patch) * noise).clamp_(min=0)
         result[self.label_key] = look_up(structures_of.byte(), patch)
         return result
 
@@ -581,13 +582,9 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
     Parameters
     ----------
     keys : str or sequence of str
-        Arrays (channel, i, j, k) in one orientation.
+        Arrays (channel, i, j, k), the first axis from left to right; "label" is of type uint8.
     axes : sequence of int
         Axes that are mirrored.
-    label_key : str
-        Key of the label map, of type uint8.
-    sided_axis : int
-        Axis from left to right.
     pairs : sequence of (int, int)
         Numbers of structures of the left and the right side that change places.
     """
@@ -596,12 +593,10 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
         self,
         keys: KeysCollection,
         axes: Sequence[int],
-        label_key: str = "label",
-        sided_axis: int = 0,
         pairs: Sequence[Sequence[int]] = (),
     ) -> None:
         MapTransform.__init__(self, keys)
-        self.axes, self.label_key, self.sided_axis = tuple(axes), label_key, sided_axis
+        self.axes = tuple(axes)
         changed = np.arange(256)
         for left, right in pairs:
             changed[left], changed[right] = right, left
@@ -615,7 +610,7 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
             return result
         for key in self.keys:
             result[key] = torch.flip(torch.as_tensor(result[key]), [axis + 1 for axis in drawn])
-        if self.sided_axis in drawn:
-            label = result[self.label_key]
-            result[self.label_key] = look_up(to_device(self.changed, label.device).byte(), label)
+        if 0 in drawn:
+            label = result["label"]
+            result["label"] = look_up(to_device(self.changed, label.device).byte(), label)
         return result

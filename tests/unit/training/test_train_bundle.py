@@ -13,6 +13,7 @@ import time
 import unicodedata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -95,10 +96,13 @@ def rows(bundle: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def copy_configs(bundle: Path, to: Path) -> Path:
+def copy_configs(bundle: Path, to: Path, **changes: Any) -> Path:
+    """Copy the configs of a bundle; `changes` replace values of `train.json`."""
     (to / "configs").mkdir(parents=True)
     for file in (bundle / "configs").iterdir():
         (to / "configs" / file.name).write_bytes(file.read_bytes())
+    train = to / "configs/train.json"
+    train.write_text(json.dumps(json.loads(train.read_text()) | changes))
     return to
 
 
@@ -294,9 +298,9 @@ def test_a_loss_that_is_no_number_ends_the_training_before_a_checkpoint(
 def test_a_failure_is_told_without_its_text(trained: Path, tmp_path: Path) -> None:
     from scanloom.training.train import run_training
 
-    other = copy_configs(trained, tmp_path / "other")
+    other = copy_configs(trained, tmp_path / "other", data_root=str(tmp_path / "gone"))
     with pytest.raises(ScanError, match=r"TRAINING.*\(\w+Error\)") as caught:
-        run_training(other, data_root=tmp_path / "gone")
+        run_training(other)
     assert "gone" not in str(caught.value)
 
 
@@ -474,8 +478,9 @@ def test_monais_own_command_trains_and_a_killed_run_goes_on(trained: Path, tmp_p
 def test_processes_that_augment_change_no_weight(trained: Path, tmp_path: Path) -> None:
     from scanloom.training.train import run_training
 
-    other = copy_configs(trained, tmp_path / "other")
-    run_training(other, **{"train_loader#num_workers": 2})
+    loader = json.loads((trained / "configs/train.json").read_text())["train_loader"]
+    other = copy_configs(trained, tmp_path / "other", train_loader={**loader, "num_workers": 2})
+    run_training(other)
     assert same(weights(trained), weights(other))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scanloom.cli.console import Exit, console, error_boundary, print_json
+from scanloom.cli.console import Exit, console, error_boundary, print_result
 from scanloom.cli.options import Reporting, takes_panels
 from scanloom.options import DEFAULT_OUT
 
@@ -27,16 +27,13 @@ def doctor(
 ) -> None:
     """Check libraries, decoders, devices, disk, key and models; exit with 1 on a problem."""
     with error_boundary(general.mode):
-        if general.json or general.quiet:
-            findings = list(examine(out))
-            if general.json:
-                print_json({"schema": 1, "findings": [vars(finding) for finding in findings]})
-        else:
-            findings = []
-            for finding in examine(out):
+        findings: list[CheckResult] = []
+        for finding in examine(out):
+            if not (general.json or general.quiet):
                 _print(finding, findings[-1].topic if findings else "")
-                findings.append(finding)
-            _summarize(findings)
+            findings.append(finding)
+        plain = {"schema": 1, "findings": [vars(finding) for finding in findings]}
+        print_result(general.mode, lambda: plain, lambda: _summarize(findings))
         if any(finding.level == "bad" for finding in findings):
             raise typer.Exit(Exit.SOME_FAILED)
 

@@ -98,7 +98,7 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
         from scanloom.training.evaluation_page import render_page
         from scanloom.training.label_sets import open_label_set
 
-        given = None if labels.labels is None else _values(labels.labels)
+        values_of = None if labels.labels is None else _values(labels.labels)
         check_evaluation_folder(output.out)  # before the work
         with read_session(), case_progress(general.mode) as progress:
             predictions = open_label_set(labels.predictions, labels.key)
@@ -113,10 +113,10 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
                 references,
                 against or None,
                 tolerance_mm=output.tolerance,
-                labels=given,
+                labels=values_of,
                 progress=progress,
             )
-            html = render_page(evaluation, given)
+            html = render_page(evaluation, values_of)
         page = write_evaluation(evaluation, html, output.out)
         print_result(
             general.mode,

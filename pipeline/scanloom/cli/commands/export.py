@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CopyOptions:
-    """What is copied, and where to."""
+    """The folder of the copy, and its content."""
 
     panel: ClassVar[str] = "Output"
 
@@ -55,17 +55,17 @@ def export(
     with error_boundary(general.mode):
         from scanloom.engine.results.export import export as copy_results
 
-        made = copy_results(out, copy.folder, pictures=copy.pictures, key=keys.key)
-        plain = {"schema": 1, **asdict(made)}
-        print_result(general.mode, lambda: plain, lambda: _show(made, copy.folder))
-    raise typer.Exit(Exit.SOME_FAILED if made.left_out else Exit.OK)
+        copied = copy_results(out, copy.folder, pictures=copy.pictures, key=keys.key)
+        plain = {"schema": 1, **asdict(copied)}
+        print_result(general.mode, lambda: plain, lambda: _show(copied, copy.folder))
+    raise typer.Exit(Exit.SOME_FAILED if copied.left_out else Exit.OK)
 
 
-def _show(made: Export, folder: Path) -> None:
+def _show(copied: Export, folder: Path) -> None:
     from scanloom.core import counted
 
-    for name in made.left_out:
+    for name in copied.left_out:
         say(f"left out: {name}: its files are not as published (`scanloom verify`)", err=True)
-    size = f"{made.size / 1e6:.0f} MB" if made.size > 1e6 else f"{made.size / 1e3:.0f} kB"
-    what = f"{counted(made.cases, 'case')}, {counted(made.files, 'file')}, {size}"
-    console().print(f"{what}: {folder}")
+    size = f"{copied.size / 1e6:.0f} MB" if copied.size > 1e6 else f"{copied.size / 1e3:.0f} kB"
+    counts = f"{counted(copied.cases, 'case')}, {counted(copied.files, 'file')}"
+    console().print(f"{counts}, {size}: {folder}")

@@ -19,8 +19,7 @@ from scanloom.cli.console import (
     report_new_key,
     say,
 )
-from scanloom.cli.options import KeyOptions, OutOption, Reporting, takes_panels
-from scanloom.options import DEFAULT_OUT
+from scanloom.cli.options import KeyOptions, OutOptions, Reporting, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.engine.listen.fetch import Fetched, StudyFetched
@@ -67,19 +66,10 @@ class SourceOptions:
     ] = None
 
 
-@dataclass(frozen=True)
-class FetchOptions:
-    """The folder for fetched studies."""
-
-    panel: ClassVar[str] = "Output"
-
-    out: OutOption = DEFAULT_OUT
-
-
 @takes_panels
 def fetch(
     options: SourceOptions,
-    output: FetchOptions,
+    output: OutOptions,
     key: KeyOptions,
     general: Reporting,
 ) -> None:
@@ -108,9 +98,8 @@ def fetch_wanted(options: SourceOptions, out: Path, key: Path | None, *, quiet: 
         As of `scanloom.engine.listen.fetch.fetch`.
     """
     from scanloom.engine.listen.fetch import fetch as fetch_now
-    from scanloom.engine.listen.fetch import find_source
     from scanloom.engine.listen.rows import Question, read_rows
-    from scanloom.engine.listen.site import read_site
+    from scanloom.engine.listen.site import find_node, read_site
 
     if options.source is None:
         raise typer.BadParameter("missing: name a source of SITE", param_hint="'--from'")
@@ -123,7 +112,7 @@ def fetch_wanted(options: SourceOptions, out: Path, key: Path | None, *, quiet: 
         problem = "missing: a table, or --date, --modality or --words; not all that the source has"
         raise typer.BadParameter(problem, param_hint="'--table'")
     site = read_site(options.site)
-    source = find_source(site, options.source)
+    source = find_node(site.sources, options.source, "source")
     rows = None if options.table is None else read_rows(options.table, question)
 
     def tell(text: str) -> None:

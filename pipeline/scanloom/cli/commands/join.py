@@ -114,19 +114,19 @@ def _finder(out: Path, ids: pa.Array, key: bytes) -> FindSources:
     # the newest first, of which the first one is found
     known = keys(rows.column("id"), copies).combine_chunks()[::-1]
 
-    def places(wanted: pa.Array) -> pa.Array:
-        # of all that are known those first that are wanted: a small set to look each up in
-        among = compute.is_in(known, value_set=compute.unique(wanted))
-        numbers = compute.indices_nonzero(among)
-        reversed_places = numbers.take(compute.index_in(wanted, value_set=known.filter(among)))
-        return compute.subtract(last, reversed_places.cast(pa.int64()))
+    def positions(row_keys: pa.Array) -> pa.Array:
+        # those of the table first: a small set to look each up in
+        in_table = compute.is_in(known, value_set=compute.unique(row_keys))
+        numbers = compute.indices_nonzero(in_table)
+        from_end = numbers.take(compute.index_in(row_keys, value_set=known.filter(in_table)))
+        return compute.subtract(last, from_end.cast(pa.int64()))
 
     def find(row_ids: pa.Array, copies: pa.Array) -> pa.Table:
-        found = places(keys(row_ids, copies))
+        rows_of = positions(keys(row_ids, copies))
         if compute.any(compute.not_equal(copies, 1)).as_py():
             first = pa.repeat(pa.scalar(1, pa.int64()), len(copies))
-            found = compute.coalesce(found, places(keys(row_ids, first)))
-        return sources.take(found)
+            rows_of = compute.coalesce(rows_of, positions(keys(row_ids, first)))
+        return sources.take(rows_of)
 
     return find
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
 from scanloom.cli.console import error_boundary, report_new_key, say
-from scanloom.cli.options import General, KeyOptions, OutOption, takes_panels
-from scanloom.options import DEFAULT_OUT
-
-
-@dataclass(frozen=True)
-class SpoolOptions:
-    """Where received studies and results are kept."""
-
-    panel: ClassVar[str] = "Output"
-
-    out: OutOption = DEFAULT_OUT
+from scanloom.cli.options import General, KeyOptions, OutOptions, takes_panels
 
 
 @takes_panels
@@ -28,7 +17,7 @@ def listen(
         Path,
         typer.Argument(metavar="SITE", help="YAML file: own title and port, peers, rules, limits."),
     ],
-    spooled: SpoolOptions,
+    output: OutOptions,
     key: KeyOptions,
     general: General,
 ) -> None:
@@ -49,5 +38,5 @@ def listen(
             say(f"Listening at {address} port {port} as {page.title}. Spool: {spool}")
 
         with report_new_key(key.key):
-            receive_and_segment(page, spooled.out, tell, key.key)
+            receive_and_segment(page, output.out, tell, key.key)
         say("Stopped.")

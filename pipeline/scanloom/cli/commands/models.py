@@ -394,8 +394,6 @@ class _Downloads:
     def __init__(self) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-        from scanloom.cli.console import console
-
         text = TextColumn("{task.description}", markup=False)
         columns = (text, BarColumn(), DownloadColumn(binary_units=True))
         screen = console(stderr=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,13 +66,20 @@ def plan(scans: PlanOptions, output: RunOutputOptions, general: Reporting) -> No
                 planned = estimated.plan
         plain = {"schema": 1, "plan": {**asdict(planned), "todo": len(planned.todo)}}
         if scans.sample is None:
-            print_result(general.mode, lambda: plain, lambda: _show(planned))
+            print_result(
+                general.mode, lambda: plain, lambda: _show(table(planned), excluded_lines(planned))
+            )
         else:
             plain = {"schema": 1, "estimate": _plain(estimated), "sample": plain["plan"]}
-            print_result(general.mode, lambda: plain, lambda: _show_estimate(estimated))
-        nothing = scans.shard is None and not planned.cases and not planned.before
-        nothing = nothing and scans.sample is None  # the rest may have what is asked for
-        nothing = nothing and planned.files["found"] > 0
+            print_result(
+                general.mode,
+                lambda: plain,
+                lambda: _show(estimate_table(estimated), estimated_exclusions(estimated)),
+            )
+        # what a shard or a sample lacks, the rest may have
+        is_whole = scans.shard is None and scans.sample is None
+        has_files = planned.files["found"] > 0
+        nothing = is_whole and has_files and not planned.cases and not planned.before
         unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
         if scans.sample is not None and unstated:
             unstated = _two_digits(estimated.not_selected[NO_MODALITY].total)
@@ -83,17 +90,10 @@ def plan(scans: PlanOptions, output: RunOutputOptions, general: Reporting) -> No
     raise typer.Exit(Exit.UNUSABLE if nothing else Exit.OK)
 
 
-def _show(planned: RunPlan) -> None:
+def _show(rows: RenderableType, exclusions: Sequence[str]) -> None:
     screen = console()
-    screen.print(table(planned))
-    for line in excluded_lines(planned):
-        screen.print(line)
-
-
-def _show_estimate(estimated: SamplePlan) -> None:
-    screen = console()
-    screen.print(estimate_table(estimated))
-    for line in estimated_exclusions(estimated):
+    screen.print(rows)
+    for line in exclusions:
         screen.print(line)
 
 

@@ -116,14 +116,11 @@ def _show(pages: dict[str, str]) -> None:
 def _key_of(out: Path, file: Path | None) -> bytes | None:
     """Return the key of an output folder's ids; None if it is not available."""
     from scanloom.core import ScanError
-    from scanloom.io.identity import key_fingerprint, read_key
-    from scanloom.io.output.private import check_key
+    from scanloom.io.output.private import read_key_of
 
     try:
-        key = read_key(file)
-        check_key(out, key_fingerprint(key))
+        return read_key_of(out, file)
     except ScanError:
         if file is not None:
             raise
         return None
-    return key

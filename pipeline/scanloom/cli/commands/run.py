@@ -18,6 +18,7 @@ from scanloom.cli.commands.fetch import SourceOptions, fetch_wanted
 from scanloom.cli.commands.fetch import show as show_fetched
 from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.commands.plan import compared_rows
+from scanloom.cli.commands.segment import PERIOD_S
 from scanloom.cli.commands.status import in_words, indexing_line, status_table, totals_table
 from scanloom.cli.console import (
     Exit,
@@ -265,29 +266,27 @@ def _shown(status_writer: StatusWriter) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _plain_lines(
-    status_writer: StatusWriter, print_line: Callable[[str], None], period: float = 60.0
-) -> Iterator[None]:
+def _plain_lines(status_writer: StatusWriter, print_line: Callable[[str], None]) -> Iterator[None]:
     over = threading.Event()
 
-    def keep_saying() -> None:
-        said = ""
+    def keep_printing() -> None:
+        before = ""
         # the first line soon: it says that there is work, and how much
-        pause = min(period, 5.0)
+        pause = 5.0
         while not over.wait(pause):
             line = status_line(status_writer.now())
-            pause = period if line else pause
-            if line and line != said:
+            pause = PERIOD_S if line else pause
+            if line and line != before:
                 print_line(line)
-                said = line
+                before = line
 
-    speaker = threading.Thread(target=keep_saying, daemon=True)
-    speaker.start()
+    printer = threading.Thread(target=keep_printing, daemon=True)
+    printer.start()
     try:
         yield
     finally:
         over.set()
-        speaker.join()
+        printer.join()
 
 
 def status_line(now: Status) -> str:
@@ -298,22 +297,21 @@ def status_line(now: Status) -> str:
         return f"{now.state}: {indexing}"
     if not now.work:
         return ""
-    parts = [f"{now.state}: {now.worked} of {counted(now.work, 'case')}"]
+    phrases = [f"{now.state}: {now.worked} of {counted(now.work, 'case')}"]
     # the cases that were refused by their headers are no work: the report lists them
     without_result = now.worked - now.done - now.recalled
     if without_result:
-        parts.append(f"{without_result} without result")
+        phrases.append(f"{without_result} without result")
     if now.left_s is not None:
-        parts.append(f"{format_duration(now.left_s)} left")
-    told = list(now.progress.items())
-    if told:
-        parts += [f"{case[:8]}…{in_words(progress)}" for case, progress in told[:MOST_TOLD]]
-    if unnamed := len(now.in_flight) - len(told[:MOST_TOLD]):
-        parts.append(f"{unnamed}{' more' if told else ''} in progress")
-    return "; ".join(parts)
+        phrases.append(f"{format_duration(now.left_s)} left")
+    named = list(now.progress.items())[:MOST_NAMED]
+    phrases += [f"{case[:8]}…{in_words(progress)}" for case, progress in named]
+    if unnamed := len(now.in_flight) - len(named):
+        phrases.append(f"{unnamed}{' more' if named else ''} in progress")
+    return "; ".join(phrases)
 
 
-MOST_TOLD = 3
+MOST_NAMED = 3
 """Cases of a line about a run."""
 
 

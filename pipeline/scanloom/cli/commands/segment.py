@@ -402,11 +402,12 @@ def _times(numbers: Any) -> str:
 def _plain_scan(scan: PlannedScan, options: SegmentOptions) -> dict[str, Any]:
     """Return the JSON object of a planned scan."""
     prepared, error = scan.prepared, scan.error
-    grid = prepared.outline[0] if prepared and prepared.outline and not error else None
-    estimate = prepared.estimate if prepared and not error else None
+    fitting = None if error else prepared
+    grid = fitting.outline[0] if fitting and fitting.outline else None
+    estimate = fitting.estimate if fitting else None
     return {
         "path": str(scan.path),
-        "case": prepared.case.id or None if prepared and not error else None,
+        "case": fitting.case.id or None if fitting else None,
         "series": choice_document(scan.choice),
         "modality": prepared.case.series.modality if prepared else None,
         "files": len(prepared.case.series.files) if prepared else None,
@@ -415,7 +416,7 @@ def _plain_scan(scan: PlannedScan, options: SegmentOptions) -> dict[str, Any]:
         "models": list(options.models),
         "changes": scan.changes or None if not error else None,
         "memory": estimate.peak if estimate else None,
-        "result": _result(prepared, options) if prepared and not error else None,
+        "result": _result(fitting, options) if fitting else None,
         "reason": error_document(error.reason, error.detail) if error else None,
     }
 
@@ -436,7 +437,7 @@ DOING = {
 PRINTED = ("find", "load", "network", "write", "readback")
 """Steps that have a line of their own without a terminal."""
 PERIOD_S = 60.0
-"""Seconds between two lines about windows, without a terminal."""
+"""Seconds between two lines about progress, without a terminal."""
 
 
 @contextmanager

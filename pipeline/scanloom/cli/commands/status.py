@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from scanloom.cli.commands.segment import DOING
-from scanloom.cli.console import Exit, OutputMode, console, error_boundary, print_result, say
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, ResultsOptions, takes_panels
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
     Exit with 1 if the run failed or died, or if a result could not be sent.
     """
     with error_boundary(general.mode):
-        from scanloom.core import Reason, ScanError
+        from scanloom.core import Reason, ScanError, counted
         from scanloom.engine.listen.outbox import outbox_state
         from scanloom.engine.monitor import Status
         from scanloom.engine.run_files import RUNS
@@ -40,60 +40,45 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         if not out.is_dir():
             raise no_results(out)
         outbox = outbox_state(out)
-        unsent = bool(outbox and outbox.failed)
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
-        damaged = []
+        now: Status | None = None
+        damaged = list[str]()
         # The newest first: a run that has just begun has no status yet
         for folder in reversed(folders):
             try:
                 now = Status.read(folder).as_observed()
+                break
             except FileNotFoundError:
                 continue  # it has not written a status yet
             except (OSError, ValueError):
                 damaged.append(folder.name)
-                continue
-            for name in damaged:
-                say(f"scanloom: {_damage(name)}.", err=True)
-            _print(now, _reviewed(out), outbox, general.mode)
-            failed = unsent or now.state in ("failed", DIED)
-            raise typer.Exit(Exit.SOME_FAILED if failed else Exit.OK)
-        if damaged:
+        if now is None and damaged:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
-        cases, reviewed = len(published_cases(out)), _reviewed(out)
-        if not cases and not reviewed and outbox is None:
+        for name in damaged:
+            say(f"scanloom: {_damage(name)}.", err=True)
+        # `segment` writes results, but no status
+        cases = len(published_cases(out)) if now is None else 0
+        reviewed = _reviewed(out)
+        if now is None and not cases and not reviewed and outbox is None:
             raise no_results(out, "runs")
-        plain = {"schema": 1, "status": None, "cases": cases, "reviewed": reviewed}
+
+        def document() -> dict[str, Any]:
+            run = {"status": None, "cases": cases} if now is None else {"status": asdict(now)}
+            return {"schema": 1, **run, "reviewed": reviewed, "outbox": _outbox_document(outbox)}
 
         def show() -> None:
-            _print_segmented(out, cases, reviewed)
+            if now is not None:
+                console().print(status_table(now))
+            elif cases:
+                results = f"{counted(cases, 'result')} of `scanloom segment`, and no run."
+                console().print(f"{results} To look at the results: scanloom report {out}")
+            if reviewed:
+                console().print(_totals(reviewed))
             _print_outbox(outbox)
 
-        print_result(general.mode, lambda: {**plain, "outbox": _outbox_document(outbox)}, show)
-        raise typer.Exit(Exit.SOME_FAILED if unsent else Exit.OK)
-
-
-def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
-    """Print the content of a folder without a run: results of `segment`, which writes no status."""
-    from scanloom.core import counted
-
-    if cases:
-        results = f"{counted(cases, 'result')} of `scanloom segment`, and no run."
-        console().print(f"{results} To look at the results: scanloom report {out}")
-    if reviewed:
-        console().print(_totals(reviewed))
-
-
-def _print(
-    now: Status, reviewed: dict[str, int], outbox: OutboxState | None, mode: OutputMode
-) -> None:
-    def show() -> None:
-        console().print(status_table(now))
-        if reviewed:
-            console().print(_totals(reviewed))
-        _print_outbox(outbox)
-
-    plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed}
-    print_result(mode, lambda: {**plain, "outbox": _outbox_document(outbox)}, show)
+        print_result(general.mode, document, show)
+        failed = bool(outbox and outbox.failed) or (now and now.state in ("failed", DIED))
+        raise typer.Exit(Exit.SOME_FAILED if failed else Exit.OK)
 
 
 def _outbox_document(outbox: OutboxState | None) -> dict[str, Any] | None:
@@ -117,8 +102,8 @@ def _print_outbox(outbox: OutboxState | None) -> None:
     if outbox is None:
         return
     for target, counts in outbox.counts.items():
-        parts = (f"{counts[word]:,} {text}" for word, text in _SENT.items() if word in counts)
-        console().print(f"Outbox, {target}: {', '.join(parts)}.")
+        listed = (f"{counts[state]:,} {text}" for state, text in _SENT.items() if state in counts)
+        console().print(f"Outbox, {target}: {', '.join(listed)}.")
     now = time.time()
     for target, trouble in outbox.troubles.items():
         again = format_clock(max(0.0, trouble.due - now))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result, say
+from scanloom.cli.console import case_progress, console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, takes_panels
 from scanloom.cli.values import output_folder
 
@@ -71,7 +69,7 @@ def train(
             write_training,
         )
 
-        with _checking(shown=not (general.quiet or general.json)) as progress:
+        with case_progress(general.mode, "Checking cases") as progress:
             prepared = prepare(page, recipe.absolute().parent, options.fold, progress)
         if not general.quiet:
             for line in data_lines(prepared):
@@ -87,18 +85,6 @@ def train(
         run_training(options.out, report)
         plain = {"schema": 1, "bundle": str(options.out)}
         print_result(general.mode, lambda: plain, lambda: say(f"Trained: {options.out}"))
-
-
-@contextmanager
-def _checking(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that draws a bar of the cases that were checked, on a terminal."""
-    from rich.progress import Progress
-
-    screen = console(stderr=True)
-    hidden = not (shown and screen.is_terminal)
-    with Progress(console=screen, transient=True, disable=hidden) as bar:
-        task = bar.add_task("Checking cases", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _check_extra() -> None:
@@ -120,7 +106,7 @@ def data_lines(prepared: Prepared) -> list[str]:
     """Return lines about the cases, and about those that are left out."""
     from scanloom.core import counted
 
-    used = ", ".join(f"{len(pairs)} {part}" for part, pairs in prepared.cases.items())
+    used = ", ".join(f"{len(pairs)} {split}" for split, pairs in prepared.cases.items())
     lines = [f"cases: {used}"]
     if prepared.left_out:
         lines.append(f"left out: {counted(len(prepared.left_out), 'case')}")

@@ -63,8 +63,10 @@ def where(
         named = find_sources(crosswalk.out, sorted(texts.keys() - {""}), "folder")
         folders = {source.folder for source in named}
         requested = list(dict.fromkeys(t.lower() for t in texts if t not in folders))
-        of_ids = (source for _, source in find_all(crosswalk.out, requested, key))
-        sources = list(dict.fromkeys([*named, *of_ids]))
+        of_cases = find_sources(crosswalk.out, sorted(requested))
+        file_ids = set(requested).difference(source.id for source in of_cases)
+        of_files = (source for _, source in find_files_of(crosswalk.out, file_ids, key))
+        sources = list(dict.fromkeys([*named, *of_cases, *of_files]))
         unknown = [text for text in requested if text not in {source.id for source in sources}]
         if not sources:
             raise ScanError(Reason.ID_UNKNOWN, _why_unknown(crosswalk.out, requested))
@@ -74,15 +76,6 @@ def where(
         if unknown:
             say(f"scanloom: not in the crosswalk: {', '.join(unknown)}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
-
-
-def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, SourceRecord]]:
-    """Return the sources of case ids and file ids, oldest first, with the number of the copy."""
-    from scanloom.io.output.crosswalk import find_sources
-
-    sources = [(1, source) for source in find_sources(out, sorted(ids))]
-    unknown = set(ids).difference(source.id for _, source in sources)
-    return [*sources, *find_files_of(out, unknown, key)]
 
 
 def find_files_of(
@@ -118,18 +111,15 @@ def check_holder(out: Path, key: Path | None) -> bytes:
         NOT_FOUND or NO_RESULTS if the folder has no crosswalk; KEY_MISMATCH.
     """
     from scanloom.core import Reason, ScanError
-    from scanloom.io.identity import key_fingerprint, read_key
     from scanloom.io.output.layout import no_results, published_cases
-    from scanloom.io.output.private import PRIVATE, check_key, read_fingerprint
+    from scanloom.io.output.private import PRIVATE, read_fingerprint, read_key_of
 
     if read_fingerprint(out) is None:
         if published_cases(out) and not (out / PRIVATE).exists():
             detail = "a copy by `scanloom export` does not tell whose its results are"
             raise ScanError(Reason.NO_RESULTS, detail, str(out))
         raise no_results(out, "sources of results")
-    secret = read_key(key)
-    check_key(out, key_fingerprint(secret))
-    return secret
+    return read_key_of(out, key)
 
 
 def _show(sources: Sequence[SourceRecord]) -> None:

@@ -20,7 +20,7 @@ from scanloom.engine.machine.devices import local_devices, worker_environment
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import Pool
 from scanloom.engine.workflow.schema import Execution, Workflow
-from scanloom.io.system.scratch_folders import check_room, private_temporary_folder
+from scanloom.io.system.scratch_folders import check_room
 
 LOCAL = "local"
 
@@ -180,7 +180,6 @@ def hosted_cluster(
     ----------
     start : callable
         Makes the launcher of the workers, from the path of the contact file.
-    execution : Execution
     private : Path
         The run's private folder, for the contact file and the key of the run. Both are removed at
         the end.
@@ -192,7 +191,6 @@ def hosted_cluster(
     ScanError
         CLUSTER if no worker joins.
     """
-    import dask
     from distributed import Client, SpecCluster
     from distributed.security import Security
 
@@ -201,9 +199,7 @@ def hosted_cluster(
     listen = {"interface": options.interface} if options.interface else {}
     scheduler = contact.scheduler_spec(security, listen, pages=options.dashboard)
     with (
-        private_temporary_folder(private) as scratch,
-        contact.safe_search_path(scratch),
-        dask.config.set(contact.dask_settings(scratch, pages=options.dashboard)),
+        contact.dask_configured(private, pages=options.dashboard),
         SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
         contact.contact_file(cluster.scheduler_address, execution, security, private) as path,
@@ -282,7 +278,6 @@ def local_cluster(
         CLUSTER if workers do not start in time, those that did are ended; SCRATCH_FULL if there is
         no room for their temporary files.
     """
-    import dask
     from distributed import Client, Nanny, SpecCluster
     from distributed.security import Security
 
@@ -304,9 +299,7 @@ def local_cluster(
     }
     scheduler = contact.scheduler_spec(security, {"host": "127.0.0.1"}, pages=pages)
     with (
-        private_temporary_folder(private) as scratch,
-        contact.safe_search_path(scratch),
-        dask.config.set(contact.dask_settings(scratch, pages=pages)),
+        contact.dask_configured(private, pages=pages) as scratch,
         _children_killed(),
         _cluster_started(
             lambda: SpecCluster(workers, scheduler, security=security, silence_logs=50), scratch

@@ -21,6 +21,7 @@ from scanloom.engine.workflow.schema import Execution
 from scanloom.io.output.private import write_private
 from scanloom.io.output.work_folder import HANDSHAKE_PREFIX, make_work_folder, process_file_name
 from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.scratch_folders import private_temporary_folder
 from scanloom.own_python import make_private_folder, own_environment, safe_path
 from scanloom.version import __version__
 
@@ -375,18 +376,25 @@ NO_HTTP_ROUTES: dict[str, Any] = {
 """Settings without HTTP routes. `/sitemap.json` still answers: see `close_http_server`."""
 
 
-def dask_settings(scratch: Path, *, pages: bool = False) -> dict[str, Any]:
-    """Return the settings of a run's Dask processes, with a private folder for their files.
+@contextmanager
+def dask_configured(folder: Path, *, pages: bool = False) -> Iterator[Path]:
+    """Configure Dask for the block, and yield a private folder for its files.
 
-    Dask puts this folder first in `sys.path`. Its default is shared by all users of a machine, and
-    belongs to the user who creates it first. With `pages`, Dask's dashboard is served.
+    It lies in `folder` if the folder for temporary files is not safe. Dask puts it first in
+    `sys.path`. Dask's default is shared by all users of a machine, and belongs to the user who
+    creates it first. With `pages`, Dask's dashboard is served.
     """
-    settings = WORKER_SETTINGS | {"temporary-directory": str(scratch)}
-    return settings if pages else settings | NO_HTTP_ROUTES
+    import dask
+    import distributed  # noqa: F401  # first: leaving `config.set` would remove its defaults
+
+    with private_temporary_folder(folder) as scratch, _safe_search_path(scratch):
+        settings = WORKER_SETTINGS | {"temporary-directory": str(scratch)}
+        with dask.config.set(settings if pages else settings | NO_HTTP_ROUTES):
+            yield scratch
 
 
 @contextmanager
-def safe_search_path(scratch: Path) -> Iterator[None]:
+def _safe_search_path(scratch: Path) -> Iterator[None]:
     """Remove folders that other users can write to from `sys.path`, for the block.
 
     A worker process inherits the search path and the environment variables of its parent. Folders

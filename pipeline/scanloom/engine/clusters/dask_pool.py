@@ -223,10 +223,10 @@ class DaskPool:
         client: Client,
         case_file: CaseFile,
         setup: EngineSetup,
-        limits: PoolLimits | None = None,
+        limits: PoolLimits = PoolLimits(),
     ) -> None:
         self._client, self._case_file, self._setup = client, case_file, setup
-        self._limits = limits or PoolLimits()
+        self._limits = limits
         self._stopped = threading.Event()
         self._pending: dict[Future[CaseOutcome], tuple[DaskFuture, frozenset[str]]] = {}
         self._fit: set[str] = set()

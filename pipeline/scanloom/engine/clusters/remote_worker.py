@@ -22,11 +22,9 @@ from scanloom.engine.clusters.contact import (
     ANY_LOOPBACK_PORT,
     PRELOAD,
     Contact,
-    dask_settings,
-    safe_search_path,
+    dask_configured,
 )
 from scanloom.engine.machine.devices import UNNUMBERED_DEVICES, visible_gpus, worker_environment
-from scanloom.io.system.scratch_folders import private_temporary_folder
 from scanloom.own_python import safe_path
 
 _SCHEDULER_TIMEOUT_S = 60
@@ -78,20 +76,13 @@ async def serve(contact: Contact, over: asyncio.Event) -> None:
 def main() -> None:
     """Run the workers of this machine."""
     sys.path[:] = safe_path(sys.path)
-    import dask
-    import distributed  # noqa: F401  # first: leaving `config.set` would remove its defaults
-
     keep_memory_private()
     settle_in()
     path = Path(sys.argv[1]).absolute()
     contact = Contact.read(path)
     with suppress(OSError):  # then only relative paths cannot be found
         os.chdir(contact.folder)
-    with (
-        private_temporary_folder(path.parent) as scratch,
-        safe_search_path(scratch),
-        dask.config.set(dask_settings(scratch)),
-    ):
+    with dask_configured(path.parent):
         asyncio.run(_serve_until_stopped(contact, tied="--tied" in sys.argv[2:]))
 
 

@@ -68,8 +68,6 @@ def deliver(
 
     Parameters
     ----------
-    site : Site
-    outbox : Outbox
     end : threading.Event
         Running transfers are cut off; they are done again later.
     is_done : callable
@@ -105,11 +103,8 @@ def deliver(
 
 
 @contextmanager
-def delivering(site: Site, outbox: Outbox | None) -> Iterator[None]:
-    """Deliver in a thread while the block runs; do nothing without targets."""
-    if outbox is None or not site.targets:
-        yield
-        return
+def delivering(site: Site, outbox: Outbox) -> Iterator[None]:
+    """Deliver in a thread while the block runs."""
     for target in site.targets:  # what the page names has to be there
         peer_maker(site, target, outbox)
     names = {target.name for target in site.targets}
@@ -229,7 +224,7 @@ def _wait(target: Target, failures: int) -> float:
 
 
 class _Delivery:
-    """What a target is sent, in one thread at a time."""
+    """Sends lines to a target, in one thread at a time."""
 
     def __init__(
         self,
@@ -519,8 +514,6 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
 
     Parameters
     ----------
-    spool : Path
-    outbox : Outbox
     after : float
         Seconds since the last delivery.
 
@@ -549,9 +542,9 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
             begun[line.sha256] = max(line.begun, begun.get(line.sha256, 0.0))
         newest: dict[tuple[str, str, str], Line] = {}
         for line in known:
-            place = line.target, line.case, line.file
-            if place not in newest or begun[newest[place].sha256] <= begun[line.sha256]:
-                newest[place] = line
+            copy = line.target, line.case, line.file
+            if copy not in newest or begun[newest[copy].sha256] <= begun[line.sha256]:
+                newest[copy] = line
         lines = newest.values()
         if not lines or any(line.state != DELIVERED for line in lines):
             continue

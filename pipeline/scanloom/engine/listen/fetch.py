@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.core import Reason, ScanError, counted, did_you_mean
+from scanloom.core import Reason, ScanError, counted
 from scanloom.engine.listen.nodes import check_installed, dicom_address, make_finder, web_address
 from scanloom.engine.listen.rows import COLUMNS, FetchRow, Question, several_patients
 from scanloom.engine.listen.site import Site, Source
@@ -63,7 +63,6 @@ class StudyFetched:
 
     Parameters
     ----------
-    row : FetchRow
     study : str
         StudyInstanceUID, or "".
     series : tuple of Path
@@ -72,7 +71,6 @@ class StudyFetched:
         That the source has of what is wanted, and that came now.
     reason : Reason or None
         Why it is not whole.
-    detail : str
     """
 
     row: FetchRow
@@ -90,8 +88,6 @@ class Fetched:
 
     Parameters
     ----------
-    folder : Path
-    rows : int
     studies : tuple of StudyFetched
         By the numbers of their rows.
     """
@@ -115,22 +111,6 @@ Tell = Callable[[str], None]
 """Receives a sentence without UIDs for the one who waits."""
 
 
-def find_source(site: Site, name: str) -> Source:
-    """Return a source of the site.
-
-    Raises
-    ------
-    ScanError
-        SITE if there is none of this name.
-    """
-    for source in site.sources:
-        if source.name == name:
-            return source
-    known = [source.name for source in site.sources]
-    expected = did_you_mean(name, known) if known else "the site has none"
-    raise ScanError(Reason.SITE, f"no source is called {name}: {expected}")
-
-
 def fetched_folder(site: Site, out: Path) -> Path:
     """Return the folder for what is fetched."""
     return out / PRIVATE / FETCHED if site.fetched is None else Path(site.fetched)
@@ -149,13 +129,10 @@ def fetch(
 
     Parameters
     ----------
-    site : Site
-    source : Source
     out : Path
         The output folder.
     rows : sequence of FetchRow or None
         None for all that matches the question.
-    question : Question
     key : Path or None
         As of a run.
     tell : callable
@@ -182,8 +159,8 @@ def fetch(
             Spool(folder, site.changed, site.reserve) as spool,
             _Fetch(site, source, spool, audit, secret, tell) as work,
         ):
-            what = {"source": source.name, "rows": None if rows is None else len(rows)}
-            audit.append("asked", what)
+            count = None if rows is None else len(rows)
+            audit.append("asked", {"source": source.name, "rows": count})
             if rows is None:
                 rows = work.ask(question)
             done: list[StudyFetched] = []
@@ -202,13 +179,13 @@ def _write_table(path: Path, studies: Sequence[StudyFetched]) -> None:
     def write(draft: Path) -> None:
         with draft.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
-            told = ("study", "series", "instances", "new", "reason", "detail")
-            table.writerow(["row", *COLUMNS, *told])
+            outcome = ("study", "series", "instances", "new", "reason", "detail")
+            table.writerow(["row", *COLUMNS, *outcome])
             for each in studies:
-                given = [each.row.cells.get(name, "") for name in COLUMNS]
+                of_row = [each.row.cells.get(name, "") for name in COLUMNS]
                 counts = [str(len(each.series)), str(each.instances), str(each.new)]
                 code = each.reason.code if each.reason else ""
-                cells = [*given, each.study, *counts, code, each.detail]
+                cells = [*of_row, each.study, *counts, code, each.detail]
                 table.writerow([str(each.row.number), *map(escape_formula, cells)])
 
     write_private(path, write)
@@ -231,9 +208,9 @@ class Pace:
         with self._lock:
             lasts = max(self._seconds_each, size * self._seconds_a_byte)
             due = self._due = max(now, self._due) + lasts
-        while (left := due - time.monotonic()) > 0 and not end.is_set():
+        while (seconds := due - time.monotonic()) > 0 and not end.is_set():
             beat()
-            end.wait(min(left, LOOK_S))
+            end.wait(min(seconds, LOOK_S))
 
 
 def now_of_day() -> int:
@@ -331,12 +308,10 @@ class _SeriesState:
 
     Parameters
     ----------
-    folder : Path
     classes : dict
         The class of each instance that the source lists, by its UID.
     count : int or None
         How many it says that there are.
-    modality : str
     """
 
     folder: Path
@@ -358,8 +333,8 @@ class _SeriesState:
     @property
     def is_whole(self) -> bool:
         """Whether all is there; never for a source that says nothing."""
-        told = bool(self.classes) or bool(self.count)
-        return told and self.classes.keys() <= self.here and len(self.here) >= self.size
+        is_known = bool(self.classes) or bool(self.count)
+        return is_known and self.classes.keys() <= self.here and len(self.here) >= self.size
 
     @property
     def missing(self) -> int:
@@ -426,10 +401,10 @@ class _Fetch:
         keys = Keys(dates=question.dates, modalities=question.modalities)
         try:
             with self._finder() as finder:
-                found = finder.find_studies(keys)
+                studies = finder.find_studies(keys)
         except PeerError as exc:
             raise ScanError(_reason_of(exc), f"{self.source.name}: {exc.reason}") from exc
-        uids = sorted({each.study for each in found})
+        uids = sorted({each.study for each in studies})
         return [
             FetchRow(number, {}, replace(keys, study=uid), question)
             for number, uid in enumerate(uids, 1)
@@ -474,13 +449,13 @@ class _Fetch:
         try:
             self._wait_for_hours()
             with self._finder() as finder:
-                found = finder.find_studies(row.keys)
-                fault = _fault_of(row, found)
+                matches = finder.find_studies(row.keys)
+                fault = _fault_of(row, matches)
                 if fault is not None:
                     return [self._report(fault)]
-                wanted = [(x.study, self._list_series(finder, row, x)) for x in found]
+                listed = [(x.study, self._list_series(finder, row, x)) for x in matches]
             # The association is not kept while objects come, or a night is waited for
-            studies = [self._study(row, study, series) for study, series in wanted if series]
+            studies = [self._study(row, study, series) for study, series in listed if series]
         except UnreachableError as exc:
             self._away += 1
             return [self._report(StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=exc.reason))]
@@ -505,42 +480,42 @@ class _Fetch:
             self._tell(f"{number}: {done.detail} ({done.reason.code})")
         return done
 
-    def _list_series(self, finder: Finder, row: FetchRow, found: StudyFound) -> list[_SeriesState]:
-        """Return the series of a study that are wanted, with what the source says of them."""
+    def _list_series(self, finder: Finder, row: FetchRow, study: StudyFound) -> list[_SeriesState]:
+        """Return the series of a study that a row asks for, as the source describes them."""
         from scanloom.io.network.peer import NotOfferedError, RefusedError
 
-        wanted = []
-        for each in finder.find_series(found.study):
+        states = []
+        for each in finder.find_series(study.study):
             if row.keys.series not in ("", each.series):
                 continue
-            if not row.question.takes(each.modality, found.description, each.description):
+            if not row.question.takes(each.modality, study.description, each.description):
                 continue
             try:
-                classes = finder.find_instances(found.study, each.series)
+                classes = finder.find_instances(study.study, each.series)
             except (NotOfferedError, RefusedError):
                 classes = {}  # its number has to do
-            folder = self.spool.folder / STUDIES / found.study / each.series
-            wanted.append(_SeriesState(folder, classes, each.instances, each.modality))
-        return wanted
+            folder = self.spool.folder / STUDIES / study.study / each.series
+            states.append(_SeriesState(folder, classes, each.instances, each.modality))
+        return states
 
-    def _study(self, row: FetchRow, study: str, wanted: Sequence[_SeriesState]) -> StudyFetched:
+    def _study(self, row: FetchRow, study: str, states: Sequence[_SeriesState]) -> StudyFetched:
         """Fetch what is missing of series; a fault of one does not stop the others."""
         from scanloom.io.network.peer import PeerError
 
         with self._lock:
             lock = self._study_locks.setdefault(study, threading.Lock())
         faults = list[tuple[Reason, str]]()
-        new, was_told = 0, False
+        new, is_recorded = 0, False
         with lock:
-            for state in wanted:
+            for state in states:
                 state.look()
                 fault = "the source does not say which objects a series has"
                 reason = Reason.NOT_FETCHED
                 if not state.is_whole:
-                    if not was_told:
-                        was_told = True
-                        what = {"study": study_id(study, self._key), "series": len(wanted)}
-                        self._audit.append("fetched", {"source": self.source.name, **what})
+                    if not is_recorded:
+                        is_recorded = True
+                        of_study = {"study": study_id(study, self._key), "series": len(states)}
+                        self._audit.append("fetched", {"source": self.source.name, **of_study})
                     before = len(state.here)
                     why = ""
                     try:
@@ -554,8 +529,8 @@ class _Fetch:
                         fault = f"{missing} of {state.size} did not come{why}"
                 if not state.is_whole:
                     faults.append((reason, fault))
-        whole = tuple(state.folder for state in wanted if state.is_whole)
-        instances = sum(state.size for state in wanted)
+        whole = tuple(state.folder for state in states if state.is_whole)
+        instances = sum(state.size for state in states)
         first = faults[0] if faults else (None, "")
         return StudyFetched(row, study, whole, instances, new, *first)
 
@@ -634,8 +609,8 @@ class _Fetch:
                 raise fault from exc
             why = f"{fault.reason}; " if fault is not None else ""
             raise RefusedError(f"{why}C-MOVE: {exc.detail}") from exc
-        place = intake.study, intake.series
-        self._landing.intakes[place] = intake
+        uids = intake.study, intake.series
+        self._landing.intakes[uids] = intake
         moved: PeerError | None = None
         try:
             try:
@@ -649,7 +624,7 @@ class _Fetch:
             while not state.is_whole and time.monotonic() < until and not self.end.wait(0.1):
                 state.look()
         finally:
-            del self._landing.intakes[place]
+            del self._landing.intakes[uids]
             intake.check_disk()
             state.look()
         if not state.is_whole and moved is not None:
@@ -672,9 +647,9 @@ class _Fetch:
                 return
             here, source = self.site, self.source
             sender = Sender(str(source.title), (str(source.address), *source.senders))
-            options = replace(receiver_options(here, None), senders=[sender])
             port = here.port if source.destination is None else source.destination.port
-            options = replace(options, title=self._move_title, port=port)
+            options = receiver_options(here, None)
+            options = replace(options, title=self._move_title, port=port, senders=[sender])
             self._receiver = Receiver(options, self._landing)
 
     def _finder(self) -> Any:
@@ -688,8 +663,8 @@ class _Fetch:
             raise EndedError
         self._running.add(connection)
         try:
-            with connection as made:
-                yield made
+            with connection as opened:
+                yield opened
         finally:
             self._running.discard(connection)
 
@@ -727,12 +702,12 @@ def _reason_of(error: Exception) -> Reason:
     return Reason.SOURCE_AWAY if isinstance(error, UnreachableError) else Reason.NOT_FETCHED
 
 
-def _fault_of(row: FetchRow, found: Sequence[StudyFound]) -> StudyFetched | None:
-    """Return why what was found for a row is not fetched; None if it is."""
-    if not found:
+def _fault_of(row: FetchRow, matches: Sequence[StudyFound]) -> StudyFetched | None:
+    """Return why the studies that match a row are not fetched; None if they are."""
+    if not matches:
         detail = "the source has nothing that matches"
         return StudyFetched(row, reason=Reason.NO_MATCH, detail=detail)
-    if row.cells and several_patients([(x.patient, x.issuer, x.born) for x in found]):
-        detail = f"{counted(len(found), 'study', 'studies')} of several patients match"
+    if row.cells and several_patients([(x.patient, x.issuer, x.born) for x in matches]):
+        detail = f"{counted(len(matches), 'study', 'studies')} of several patients match"
         return StudyFetched(row, reason=Reason.MATCH_AMBIGUOUS, detail=detail)
     return None

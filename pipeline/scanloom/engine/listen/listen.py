@@ -20,7 +20,6 @@ def listen(
 
     Parameters
     ----------
-    site : Site
     out : Path
         The output folder.
     tell : callable

@@ -65,9 +65,9 @@ def web_address(node: Node) -> tuple[str, str | None, str | None, float]:
     from scanloom.io.network.peer import read_credentials
 
     credentials = None
-    if (given := node.credentials) is not None:
-        value = os.environ.get(given.variable) if given.variable else None
-        credentials = read_credentials(given.file, given.variable, value)
+    if (source := node.credentials) is not None:
+        value = os.environ.get(source.variable) if source.variable else None
+        credentials = read_credentials(source.file, source.variable, value)
     return str(node.url), credentials, node.authorities, node.patience
 
 

@@ -135,7 +135,6 @@ class Trouble:
 
     Parameters
     ----------
-    reason : str
     tries : int
         In a row.
     failing : float
@@ -211,7 +210,7 @@ class Outbox:
         """
         from scanloom.engine.results.verify import verify_case
 
-        faults = {found.fault for found in verify_case(case_folder, case_folder.name)}
+        faults = {each.fault for each in verify_case(case_folder, case_folder.name)}
         if faults == {"unreadable"}:  # such as of a share that is away for a while
             detail = f"case {case_folder.name} can't be read, and is not sent"
             raise ScanError(Reason.UNREADABLE, detail)
@@ -278,7 +277,7 @@ class Outbox:
     def delivered_lines(self, study: str | None = None) -> Iterator[Line]:
         """Yield the lines that were delivered; of one study, or of all."""
         folder = self.folder / DELIVERED
-        folders = folder.glob("??/*") if study is None else [folder / _place(study)]
+        folders = folder.glob("??/*") if study is None else [folder / _study_folder(study)]
         for each in folders:
             for path, _ in _files(each) if each.is_dir() else ():
                 line = _read_line(path)
@@ -346,9 +345,9 @@ class Outbox:
         OSError
             If it can't be written: then it must not be acknowledged.
         """
-        asked = self.folder / ASKED / f"{report.transaction}.json"
+        request = self.folder / ASKED / f"{report.transaction}.json"
         try:
-            known = is_uid(report.transaction) and read_json(asked)["target"] in targets
+            known = is_uid(report.transaction) and read_json(request)["target"] in targets
         except (FileNotFoundError, ValueError, KeyError, ScanError):
             known = False
         if known:
@@ -372,8 +371,8 @@ class Outbox:
                 report = Report(
                     content["transaction"], tuple(content["committed"]), dict(content["failed"])
                 )
-                asked = read_json(self.folder / ASKED / f"{report.transaction}.json")
-                yield asked["target"], list(asked["lines"]), report, path
+                request = read_json(self.folder / ASKED / f"{report.transaction}.json")
+                yield request["target"], list(request["lines"]), report, path
             except (FileNotFoundError, ValueError, KeyError, TypeError, ScanError):
                 path.unlink(missing_ok=True)  # of a request that is known no more
 
@@ -391,7 +390,7 @@ class Outbox:
     def _path(self, line: Line) -> Path:
         name = f"{line.id}.json"
         if line.state == DELIVERED:
-            return self.folder / DELIVERED / _place(line.study) / name
+            return self.folder / DELIVERED / _study_folder(line.study) / name
         return self.folder / (FAILED if line.state == FAILED else WAITING) / name
 
     def _write(self, path: Path, line: Line) -> None:
@@ -401,7 +400,7 @@ class Outbox:
 
 @dataclass(frozen=True)
 class OutboxState:
-    """What an outbox holds.
+    """The lines of an outbox, by their states.
 
     Parameters
     ----------
@@ -437,8 +436,8 @@ def outbox_state(out: Path) -> OutboxState | None:
     newest: dict[tuple[str, str, str], float] = {}
     for line in (*outbox.delivered_lines(), *waiting, *given_up):
         counts.setdefault(line.target, Counter())[line.proof or line.state] += 1
-        place = line.target, line.case, line.file
-        newest[place] = max(line.added, newest.get(place, 0.0))
+        copy = line.target, line.case, line.file
+        newest[copy] = max(line.added, newest.get(copy, 0.0))
     failed = []
     for line in given_up:
         if line.added < newest[line.target, line.case, line.file]:
@@ -458,7 +457,7 @@ def outbox_state(out: Path) -> OutboxState | None:
 _FOLDERS = (WAITING, DELIVERED, FAILED, TARGETS, ASKED, REPORTS)
 
 
-def _place(study: str) -> Path:
+def _study_folder(study: str) -> Path:
     """Return where the delivered lines of a study are."""
     key = hashlib.blake2b(study.encode(), digest_size=16).hexdigest()
     return Path(key[:2], key)
@@ -466,14 +465,14 @@ def _place(study: str) -> Path:
 
 def _files(folder: Path) -> list[tuple[Path, _Stamp]]:
     """Return the documents of a folder with their stamps."""
-    found = []
+    documents = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".json") and not entry.name.startswith("."):
                 with suppress(FileNotFoundError):  # its state has changed
                     state = entry.stat(follow_symlinks=False)
-                    found.append((Path(entry.path), (state.st_mtime_ns, state.st_ino)))
-    return found
+                    documents.append((Path(entry.path), (state.st_mtime_ns, state.st_ino)))
+    return documents
 
 
 def _read_line(path: Path) -> Line | None:

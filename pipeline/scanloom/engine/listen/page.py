@@ -36,7 +36,7 @@ _OPEN = ("waiting", "sent", "asked")
 
 @dataclass
 class Arrivals:
-    """What came of a study, by the journal.
+    """Objects of a study that came, by the journal.
 
     Parameters
     ----------
@@ -72,8 +72,6 @@ class ListenPage:
 
     Parameters
     ----------
-    site : Site
-    spool, out : Path
     key : bytes
         Of the ids.
     """
@@ -214,9 +212,9 @@ def _sent_rows(sent: OutboxState | None) -> list[tuple[str, int, int, int]]:
     """Return for each target the numbers of objects that are there, wait, and were given up."""
     rows = []
     for target, states in () if sent is None else sent.counts.items():
-        there = sum(states.get(proof, 0) for proof in _PROOFS)
+        delivered = sum(states.get(proof, 0) for proof in _PROOFS)
         waits = sum(number for state, number in states.items() if state in _OPEN)
-        rows.append((target, there, waits, states.get("failed", 0)))
+        rows.append((target, delivered, waits, states.get("failed", 0)))
     return rows
 
 

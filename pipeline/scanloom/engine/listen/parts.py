@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +54,10 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True)
 class Setup:
-    """What the processes of a `listen` share.
+    """Settings of all processes of a `listen`.
 
     Parameters
     ----------
-    site : Site
-    out : Path
-    spool : Path
     key : Path or None
         File with the key of the case ids.
     """
@@ -106,23 +102,23 @@ def start_part(
     with disk_errors_as_scan_errors():
         check_links(setup.out)
         make_private_folder(folder)
-        told, telling = os.pipe()
+        setup_in, setup_out = os.pipe()
         try:
             with append_private(folder / f"listen-{role}.log") as errors:
                 process = subprocess.Popen(  # noqa: S603  # this very program
                     own_python("-m", "scanloom.engine.listen.parts", role, *arguments),
-                    stdin=told,
+                    stdin=setup_in,
                     stdout=messages,
                     stderr=errors,
                     env=own_environment(),
                     start_new_session=True,  # Ctrl-C at the terminal goes to the keeper only
                 )
         except OSError:
-            os.close(telling)
+            os.close(setup_out)
             raise
         finally:
-            os.close(told)
-    with os.fdopen(telling, "wb", buffering=0) as pipe, suppress(OSError):  # or it has ended
+            os.close(setup_in)
+    with os.fdopen(setup_out, "wb", buffering=0) as pipe, suppress(OSError):  # or it has ended
         pipe.write(setup.to_json().encode() + b"\n")
     return process
 
@@ -134,7 +130,6 @@ class ListenPart:
     ----------
     role : str
         RECEIVER, WORKER, DELIVERY or PAGE.
-    setup : Setup
     selector : BaseSelector
         Tells when it has written something; the part is the data of its pipe.
     """
@@ -243,7 +238,7 @@ def keep_parts(
     """
     selector = selectors.DefaultSelector()
     parts: list[ListenPart] = []
-    told = False
+    is_reachable = False
     try:
         site = setup.site
         roles = {RECEIVER: True, WORKER: site.rules, DELIVERY: site.targets, PAGE: True}
@@ -263,8 +258,8 @@ def keep_parts(
                 site = setup.site.model_copy(update={"port": port})
                 setup = Setup(site, setup.out, setup.spool, setup.key)
                 parts[0].setup = setup
-            if port and not told:
-                told = True
+            if port and not is_reachable:
+                is_reachable = True
                 tell(setup.site.address, port, setup.spool)
     finally:
         _stop(parts, selector, setup.site.limits.idle + PATIENCE_S)
@@ -332,10 +327,12 @@ def _work(setup: Setup, say: Say) -> None:
             if not outbox.add(case_folder, target, begun):
                 LOG.warning("case %s: nothing for %s: no DICOM results", case_folder.name, target)
 
-    tables = partial(_start_tables, setup)
+    def start_tables(runs: Sequence[str]) -> subprocess.Popen[bytes]:
+        return start_part(TABLES, setup, *runs)
+
     with (
         end_requested() as requested,
-        Worker(setup.site, setup.spool, setup.out, setup.key, published, tables) as worker,
+        Worker(setup.site, setup.spool, setup.out, setup.key, published, start_tables) as worker,
     ):
         say({"ready": {}})
         while not requested.wait(BETWEEN_LOOKS_S):
@@ -372,10 +369,6 @@ def _show(setup: Setup, say: Say) -> None:
             began = time.monotonic()
             page.write()
             took = time.monotonic() - began
-
-
-def _start_tables(setup: Setup, runs: Sequence[str]) -> subprocess.Popen[bytes]:
-    return start_part(TABLES, setup, *runs)
 
 
 def _write_tables(setup: Setup, runs: Sequence[str]) -> None:

@@ -42,7 +42,6 @@ def receive(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> No
 
     Parameters
     ----------
-    site : Site
     out : Path
         The output folder.
     tell : callable

@@ -71,7 +71,6 @@ class FetchRow:
         From 1.
     cells : mapping
         What the row says, by `COLUMNS`.
-    keys : Keys
     question : Question
         With the row's own modality.
     fault : str
@@ -163,9 +162,11 @@ def _fault(cells: Mapping[str, str]) -> str:
     return ""
 
 
-def several_patients(found: Sequence[tuple[str, str, str]]) -> bool:
+def several_patients(studies: Sequence[tuple[str, str, str]]) -> bool:
     """Return whether studies are of several patients: PatientID, issuer and birth date of each.
 
     Names are not compared: they are written in many ways. An empty value tells nothing.
     """
-    return any(len({value for value in column if value}) > 1 for column in zip(*found, strict=True))
+    return any(
+        len({value for value in column if value}) > 1 for column in zip(*studies, strict=True)
+    )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Reason, ScanError, did_you_mean
+from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.delivery import TICK_S, deliver, peer_maker
 from scanloom.engine.listen.outbox import NOT_SENT, Line, Outbox, Trouble, outbox_folder
 from scanloom.engine.listen.receive import receiver_options
-from scanloom.engine.listen.site import Site
+from scanloom.engine.listen.site import Site, find_node
 from scanloom.io.output.layout import no_results, published_cases
 
 REPORT_WITHIN_S = 20.0
@@ -23,7 +23,7 @@ REPORT_WITHIN_S = 20.0
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of the results that were sent by hand.
+    """Outcomes of results that were sent by hand.
 
     Parameters
     ----------
@@ -59,7 +59,6 @@ def send(
 
     Parameters
     ----------
-    site : Site
     out : Path
         The output folder.
     to : str
@@ -76,12 +75,7 @@ def send(
     ScanError
         SITE if there is no such target; NO_RESULTS, ID_UNKNOWN; as of `Outbox` and `deliver`.
     """
-    targets = [target for target in site.targets if target.name == to]
-    if not targets:
-        known = [target.name for target in site.targets]
-        expected = did_you_mean(to, known) if known else "the site has none"
-        raise ScanError(Reason.SITE, f"no target is called {to}: {expected}")
-    target = targets[0]
+    target = find_node(site.targets, to, "target")
     if not (published := published_cases(out)):
         raise no_results(out)
     folders = [folder for folder in published if folder.name in cases]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from scanloom.core import Reason
-from scanloom.core.paths import shipped
+from scanloom.core import Reason, ScanError, did_you_mean
+from scanloom.core.paths import shipped_workflows
 from scanloom.engine.workflow.schema import (
     Bytes,
     Name,
@@ -320,8 +321,8 @@ class Source(Node, frozen=True):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = self.destination is not None or self.senders or self.retrieve != "auto"
-        if self.url is not None and given:
+        of_dicom = self.destination is not None or self.senders or self.retrieve != "auto"
+        if self.url is not None and of_dicom:
             raise ValueError("`retrieve`, `destination` and `senders`, or `url`")
         return self
 
@@ -386,10 +387,10 @@ class Site(Page, frozen=True):
             raise ValueError("a title once among the peers, with all its addresses")
         if not (self.peers or self.targets or self.sources):
             raise ValueError("`peers`: those who may send; or `targets`, or `sources`")
-        for what in ("targets", "sources"):
-            names = [node.name for node in getattr(self, what)]
+        for kind in ("targets", "sources"):
+            names = [node.name for node in getattr(self, kind)]
             if len(set(names)) < len(names):
-                raise ValueError(f"a name once among the {what}")
+                raise ValueError(f"a name once among the {kind}")
         names = [target.name for target in self.targets]
         if self.longest_wait < self.quiet:
             raise ValueError("longest_wait at least as long as quiet")
@@ -418,28 +419,41 @@ def read_site(path: Path) -> Site:
     """
     site = read_page(path, Site, Reason.SITE)
     folder = path.absolute().parent
-    given = {name: getattr(site, name) for name in ("spool", "fetched", "metrics")}
-    paths = {name: str(folder / path) for name, path in given.items() if path is not None}
-    nodes = {
+    workflows = shipped_workflows()
+    changed = {
         "targets": tuple(target.absolute(folder) for target in site.targets),
         "sources": tuple(source.absolute(folder) for source in site.sources),
         "peers": tuple(
             peer if peer.ask is None else peer.model_copy(update={"ask": peer.ask.absolute(folder)})
             for peer in site.peers
         ),
+        "rules": tuple(
+            rule.model_copy(
+                update={"workflow": str(workflows.get(rule.workflow, folder / rule.workflow))}
+            )
+            for rule in site.rules
+        ),
+        "tls": _absolute(site.tls, folder, "certificate", "key", "clients"),
     }
-    shipped_ones = {path.stem: path for path in shipped("workflows").glob("*.yaml")}
-    rules = tuple(
-        rule.model_copy(
-            update={"workflow": str(shipped_ones.get(rule.workflow, folder / rule.workflow))}
-        )
-        for rule in site.rules
-    )
-    site = site.model_copy(update={**paths, **nodes, "rules": rules})
-    if site.tls is None:
-        return site
-    files = {name: str(folder / value) for name, value in dict(site.tls).items()}
-    return site.model_copy(update={"tls": Tls(**files)})
+    return _absolute(site, folder, "spool", "fetched", "metrics").model_copy(update=changed)
+
+
+NodeT = TypeVar("NodeT", Target, Source)
+
+
+def find_node(nodes: Sequence[NodeT], name: str, kind: Literal["target", "source"]) -> NodeT:
+    """Return the target, or the source, of this name.
+
+    Raises
+    ------
+    ScanError
+        SITE if there is none.
+    """
+    named = {node.name: node for node in nodes}
+    if name not in named:
+        expected = did_you_mean(name, list(named)) if named else "the site has none"
+        raise ScanError(Reason.SITE, f"no {kind} is called {name}: {expected}")
+    return named[name]
 
 
 def _absolute(section: SectionOrNone, folder: Path, *names: str) -> SectionOrNone:
@@ -447,5 +461,5 @@ def _absolute(section: SectionOrNone, folder: Path, *names: str) -> SectionOrNon
     if section is None:
         return section
     paths = {name: getattr(section, name) for name in names}
-    given = {name: str(folder / path) for name, path in paths.items() if path is not None}
-    return section.model_copy(update=given)
+    absolute = {name: str(folder / path) for name, path in paths.items() if path is not None}
+    return section.model_copy(update=absolute)

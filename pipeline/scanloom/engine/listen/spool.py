@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from scanloom.core import Reason, ScanError
@@ -93,7 +92,6 @@ class IncomingFile:
 
     Parameters
     ----------
-    path : Path
     spool : Spool
         Is asked for room, now and while the file grows.
     heard : callable
@@ -220,12 +218,7 @@ class Spool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.journal.close()
         self._lock.close()
 
@@ -336,7 +329,6 @@ def remove_study(spool: Path, study: str, until: float, quiet: float) -> bool:
 
     Parameters
     ----------
-    spool : Path
     study : str
         StudyInstanceUID.
     until : float
@@ -351,8 +343,8 @@ def remove_study(spool: Path, study: str, until: float, quiet: float) -> bool:
     """
     incoming, clearing = spool / INCOMING, spool / CLEARING
     make_private_folder(clearing)
-    for left in clearing.iterdir():
-        shutil.rmtree(left)
+    for unfinished in clearing.iterdir():
+        shutil.rmtree(unfinished)
     with _names_locked(spool, alone=True):
         if time.time() - incoming.stat().st_mtime < quiet:
             return False
@@ -368,12 +360,7 @@ def remove_study(spool: Path, study: str, until: float, quiet: float) -> bool:
 
 
 class Journal:
-    """The lines of arrivals, appended by one process.
-
-    Parameters
-    ----------
-    folder : Path
-    """
+    """The lines of arrivals in a folder, appended by one process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._day = folder, ""
@@ -434,26 +421,8 @@ class Journal:
 # --- reading a spool, while another process receives or none does --------------------------------
 
 
-def read_journal(spool: Path, since: float = 0.0) -> Iterator[Arrival]:
-    """Yield the arrivals from a time on, in the order of the lines; damaged lines are left out."""
-    first = time.strftime("%Y-%m-%d", time.gmtime(since))
-    for path in sorted((spool / JOURNAL).glob("????-??-??.jsonl")):
-        if path.stem < first:
-            continue
-        with path.open("rb") as file:
-            for line in file:
-                arrival = _read_line(line)
-                if arrival is not None and arrival.time >= since:
-                    yield arrival
-
-
 class JournalFollower:
-    """Follows the journal of a spool, from the end that it has when this is made.
-
-    Parameters
-    ----------
-    spool : Path
-    """
+    """Follows the journal of a spool, from the end that it has when this is made."""
 
     def __init__(self, spool: Path) -> None:
         self._folder = spool / JOURNAL

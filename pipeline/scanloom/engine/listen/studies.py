@@ -77,7 +77,7 @@ class Images:
 
         None if it does not say: it does not know the study, or gives no numbers.
         """
-        short, told = set(), False
+        short, has_counts = set(), False
         for series in sent:
             if series.modality in NO_IMAGES:
                 continue
@@ -86,10 +86,10 @@ class Images:
                 continue
             if series.instances is None:
                 return None
-            told = True
+            has_counts = True
             if series.instances > here:
                 short.add(series.series)
-        return frozenset(short) if told else None
+        return frozenset(short) if has_counts else None
 
 
 def survey(study: Path) -> Images:
@@ -124,7 +124,7 @@ def survey(study: Path) -> Images:
 
 @dataclass(frozen=True)
 class StudyState:
-    """What became of the images that a study had.
+    """The outcome of the images that a study had.
 
     Parameters
     ----------
@@ -227,8 +227,6 @@ class WaitingStudies:
 
     Parameters
     ----------
-    spool : Path
-    queue : Queue
     rules : str
         Digest of the rules: studies that others left out are looked at again.
     """

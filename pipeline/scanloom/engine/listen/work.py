@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from scanloom.core import Case, CaseRecord, Flag, Reason, ScanError, counted, printable
@@ -183,11 +182,6 @@ class StudyInWork:
     ----------
     study, label : str
         Its UID, and a hash for the log.
-    state : StudyState
-    lane : Lane
-    rule : Rule
-    index : Index
-    cases : RunCases
     open : set of str
         Ids of the cases without an outcome yet.
     failed : dict of str to Reason
@@ -214,8 +208,6 @@ class Worker:
 
     Parameters
     ----------
-    site : Site
-    spool, out : Path
     key : Path or None
         As of a run.
     published : callable
@@ -279,12 +271,7 @@ class Worker:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._stack.close()
         if error is None or (isinstance(error, ScanError) and error.reason in _NO_STUDYS_FAULT):
             self._give_back()
@@ -371,18 +358,18 @@ class Worker:
         if not asks:
             known.set_result(frozenset())
             return known
-        asked_for, since, asked = self._answers.get(study, (None, 0.0, known))
-        if asked_for is not images:
-            since, asked = time.monotonic(), self._askers.submit(self._ask, study, images, asks)
-            self._answers[study] = images, since, asked
-        if not asked.done():
+        of_images, since, answer = self._answers.get(study, (None, 0.0, known))
+        if of_images is not images:
+            since, answer = time.monotonic(), self._askers.submit(self._ask, study, images, asks)
+            self._answers[study] = images, since, answer
+        if not answer.done():
             if not is_overdue or _since(since) < ASK_AGAIN_S:
                 return None
-            asked.cancel()  # others are asked first, or it gives its answer piece by piece
-            asked = known
-            asked.set_result(None)
+            answer.cancel()  # others are asked first, or it gives its answer piece by piece
+            answer = known
+            answer.set_result(None)
         del self._answers[study]
-        return asked
+        return answer
 
     def _asks(self, images: Images) -> list[Ask]:
         """Return the query services of a study's senders."""
@@ -441,13 +428,14 @@ class Worker:
         self._begun[study] = state
         if before is not None and before.outcome == "cleared" and not self._asks(images):
             short = None  # the rest of it may be what was removed
-        what = f"{counted(sum(images.counts.values()), 'image')} from {_titles(images.senders)}"
+        count = counted(sum(images.counts.values()), "image")
+        received = f"{count} from {_titles(images.senders)}"
         read = time.time()
         try:
             index = index_of([self.waiting.folder(study)], self._key)
             rule = self._rule_of(index, images)
             if rule is None:
-                LOG.info("study %s: %s, no rule fits", label, what)
+                LOG.info("study %s: %s, no rule fits", label, received)
                 self._leave(study, replace(state, outcome="no rule", rules=self._rules))
                 return
             lane = self._lanes[rule.workflow]
@@ -469,7 +457,7 @@ class Worker:
         doubt = "" if short is not None and not short else ", maybe incomplete"
         count = counted(len(pending), "case")
         name = lane.request.workflow.name
-        LOG.info("study %s: %s, %s to segment by %s%s", label, what, count, name, doubt)
+        LOG.info("study %s: %s, %s to segment by %s%s", label, received, count, name, doubt)
         failed = {entry.id: Reason[entry.code] for entry in cases.left_out if entry.is_failure}
         ids = {case.id for case in pending}
         work = StudyInWork(study, label, state, lane, rule, index, cases, ids, failed, read)

@@ -75,10 +75,8 @@ class DataSets:
 
     Parameters
     ----------
-    store : Store
     title : callable
         Returns the AE title of the peer, once it is known.
-    own_title : str
     may_store : bool
         Whether the peer may store anything.
     """
@@ -191,8 +189,8 @@ def _arriving() -> DataSets | None:
     """Return what arrives on the association of which this thread reads the connection."""
     thread = threading.current_thread()
     association = thread.assoc if isinstance(thread, DULServiceProvider) else None
-    found = getattr(association, "data_sets", None)
-    return found if isinstance(found, DataSets) else None
+    data_sets = getattr(association, "data_sets", None)
+    return data_sets if isinstance(data_sets, DataSets) else None
 
 
 class _DraftFile:

@@ -100,7 +100,6 @@ class DicomAddress:
         AE titles.
     address : str
         IP address.
-    port : int
     tls : ssl.SSLContext or None
     host : str or None
         Name in its certificate.
@@ -146,7 +145,6 @@ class DicomConnection:
 
     Parameters
     ----------
-    address : DicomAddress
     services : sequence of str
         Abstract syntaxes that are asked for, in the syntaxes that every peer has.
     objects : sequence of (str, str)
@@ -185,8 +183,8 @@ class DicomConnection:
 
         def recv(count: int) -> Any:
             message = association.dimse.message
-            parts = () if message is None else (message.encoded_command_set, message.data_set)
-            if count + sum(part.tell() for part in parts if part) > MAX_MESSAGE_BYTES:
+            sets = () if message is None else (message.encoded_command_set, message.data_set)
+            if count + sum(each.tell() for each in sets if each) > MAX_MESSAGE_BYTES:
                 raise OSError(errno.EMSGSIZE, "a message is too long")
             return read(count)
 

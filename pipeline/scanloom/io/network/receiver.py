@@ -67,7 +67,6 @@ class Sender:
 
     Parameters
     ----------
-    title : str
     networks : tuple of str
     target : str
         Name of the target that it is, which may report commitment and store nothing; empty for one
@@ -140,11 +139,6 @@ def tls_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
 
 class Receiver:
     """A storage SCP in threads of its own, from its making until `stop`.
-
-    Parameters
-    ----------
-    options : ReceiverOptions
-    store : Store
 
     Raises
     ------
@@ -475,7 +469,7 @@ class _Socket(AssociationSocket):
         association.check_memory()
         association.check_pace()
         connection = association.connection
-        data, view, got = bytearray(nr_bytes), None, 0
+        data, got = bytearray(nr_bytes), 0
         view = memoryview(data)
         patience = options.idle if association.is_established else options.handshake
         deadline = time.monotonic() + patience

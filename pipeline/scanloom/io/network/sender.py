@@ -61,7 +61,7 @@ _STATUS = {
 
 @dataclass(frozen=True)
 class Reference:
-    """What is sent: UIDs, transfer syntax and size in bytes."""
+    """An object to be sent: UIDs, transfer syntax and size in bytes."""
 
     sop_class: str
     instance: str
@@ -103,7 +103,6 @@ class DicomPeer(DicomConnection):
 
     Parameters
     ----------
-    address : DicomAddress
     references : sequence of Reference
         What will be sent, at most 100: classes and syntaxes are agreed on at the beginning.
     report : callable
@@ -171,26 +170,26 @@ class DicomPeer(DicomConnection):
         question.SOPInstanceUID = reference.instance
 
         def ask() -> Dataset:
-            found, status = False, Dataset()
+            is_there, status = False, Dataset()
             for n, (status, answer) in enumerate(self._made.send_c_find(question, STUDY_ROOT_FIND)):  # noqa: B007
                 if answer is not None:
-                    found |= str(answer.get("SOPInstanceUID", "")) == reference.instance
+                    is_there |= str(answer.get("SOPInstanceUID", "")) == reference.instance
                 if n > MAX_FOUND:
                     self._made.abort()
                     break
-            status.found = found
+            status.is_there = is_there
             return status
 
         status = self._ask(ask)
         if status.Status not in (0, *PENDING):
             raise RefusedError(f"it can't be asked for the object (status {status.Status:04X})")
-        return bool(status.found)
+        return bool(status.is_there)
 
     def _check_context(self, reference: Reference) -> None:
         """Refuse an object of a class, or in a transfer syntax, that the peer does not take."""
-        wanted = reference.sop_class, reference.syntax
+        context = reference.sop_class, reference.syntax
         for each in self._made.accepted_contexts:
-            if (each.abstract_syntax, each.transfer_syntax[0]) == wanted:
+            if (each.abstract_syntax, each.transfer_syntax[0]) == context:
                 return
         for each in self._made.rejected_contexts:
             if each.abstract_syntax == reference.sop_class:

@@ -95,7 +95,7 @@ NOT_OFFERED = frozenset({0x0122, 0x0124, 0x0211})
 
 @dataclass(frozen=True)
 class Keys:
-    """What a study has to have; an empty value is for any.
+    """Values that a study has to have; an empty one is for any.
 
     Parameters
     ----------
@@ -118,20 +118,20 @@ class Keys:
         """Return the keys of a question at the level of studies."""
         first, last = self.dates
         date = first if first == last else f"{first}-{last}"
-        one = self.modalities[0] if len(self.modalities) == 1 else ""
+        modality = self.modalities[0] if len(self.modalities) == 1 else ""
         return {
             "StudyInstanceUID": self.study,
             "AccessionNumber": self.accession,
             "PatientID": self.patient,
             "StudyDate": date,
-            "ModalitiesInStudy": one,
+            "ModalitiesInStudy": modality,
         }
 
     def fits(self, answer: Dataset) -> bool:
         """Return whether an answer matches, as far as it tells: some sources ignore keys."""
         for name in ("StudyInstanceUID", "AccessionNumber", "PatientID"):
-            wanted, told = self.names()[name], _text(answer, name)
-            if wanted and told and told != wanted:
+            key, value = self.names()[name], _text(answer, name)
+            if key and value and value != key:
                 return False
         first, last = self.dates
         date = _text(answer, "StudyDate").replace(".", "")
@@ -148,7 +148,6 @@ class StudyFound:
         StudyInstanceUID.
     patient, issuer, born : str
         PatientID, IssuerOfPatientID and PatientBirthDate.
-    description : str
     """
 
     study: str
@@ -197,7 +196,6 @@ class SeriesRequest:
 
     Parameters
     ----------
-    study, series : str
     classes : mapping
         The class of each instance that is wanted, by its UID.
     whole : bool
@@ -344,10 +342,10 @@ class DicomFinder(DicomConnection):
         """See `Finder`."""
         if keys.series:
             names = {"StudyInstanceUID": keys.study, "SeriesInstanceUID": keys.series}
-            given = self._find("SERIES", names, (), partial(_study_of, keys.series))
-            if not given:
+            studies = self._find("SERIES", names, (), partial(_study_of, keys.series))
+            if not studies:
                 return []
-            keys = Keys(**{**vars(keys), "series": "", "study": given[0]})
+            keys = Keys(**{**vars(keys), "series": "", "study": studies[0]})
         return self._find("STUDY", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
 
     def find_series(self, study: str) -> list[SeriesFound]:
@@ -379,7 +377,7 @@ class DicomFinder(DicomConnection):
         for name in more:
             setattr(question, name, None)
         self._made.dimse_timeout = self._address.patience
-        found = _Found(read)
+        answers = _Answers(read)
         pulse = Pulse(self._address.patience)
         try:
             with _Watch(pulse, self.cut):
@@ -387,14 +385,14 @@ class DicomFinder(DicomConnection):
                     pulse.beat()
                     code = status.get("Status") if status else None
                     if code == 0:
-                        return found.checked()
+                        return answers.checked()
                     if code is None:
                         raise UnreachableError("it ended the association, or gives no answer")
                     if code not in PENDING:
                         raise RefusedError(f"it refuses the question (status {code:04X})")
-                    if answer is None or found.is_endless:
+                    if answer is None or answers.is_endless:
                         break
-                    found.add(answer)
+                    answers.add(answer)
         except (*_UNREADABLE, OSError) as exc:
             if not self._made.is_established:
                 raise UnreachableError(f"the association ended ({type(exc).__name__})") from exc
@@ -403,11 +401,11 @@ class DicomFinder(DicomConnection):
         raise RefusedError("its answer can't be read, or has no end")
 
 
-class _Found(Generic[T]):
-    """What is read of the answers to a question; the answers themselves are not kept."""
+class _Answers(Generic[T]):
+    """Values read of the answers to a question, which are not kept themselves."""
 
     def __init__(self, read: Callable[[Dataset], T | None]) -> None:
-        self._read, self._found = read, list[T]()
+        self._read, self._values = read, list[T]()
         self._count, self._began = 0, time.monotonic()
         self._fault: Exception | None = None
 
@@ -425,14 +423,14 @@ class _Found(Generic[T]):
         except _UNREADABLE as exc:
             self._fault = exc
         else:
-            self._found += [] if read is None else [read]
+            self._values += [] if read is None else [read]
 
     def checked(self) -> list[T]:
         """Return what was read; RefusedError if an answer is malformed."""
         if self._fault is not None:
             kind = type(self._fault).__name__
             raise RefusedError(f"its answer can't be read ({kind})") from self._fault
-        return self._found
+        return self._values
 
 
 class _Retrieval(DicomConnection):
@@ -440,7 +438,6 @@ class _Retrieval(DicomConnection):
 
     Parameters
     ----------
-    address : DicomAddress
     service : str
         STUDY_ROOT_GET or STUDY_ROOT_MOVE.
     pulse : Pulse
@@ -535,13 +532,13 @@ class _Getter(_Retrieval):
         try:
             self._retrieve(lambda request: self._made.send_c_get(request, STUDY_ROOT_GET), keys)
         except RefusedError as exc:
-            ours = [word for word in self._data_sets.counts if word.startswith("refused")]
+            ours = [each for each in self._data_sets.counts if each.startswith("refused")]
             if ours:
                 raise RefusedError(f"what came was {ours[0]}") from exc
             raise
 
 
-def get(address: DicomAddress, wanted: SeriesRequest, store: Store, pulse: Pulse) -> None:
+def get(address: DicomAddress, request: SeriesRequest, store: Store, pulse: Pulse) -> None:
     """Ask a source for instances by C-GET, and keep them as they come.
 
     Raises
@@ -549,25 +546,25 @@ def get(address: DicomAddress, wanted: SeriesRequest, store: Store, pulse: Pulse
     UnreachableError, RefusedError, NotOfferedError
         Some may have come all the same.
     """
-    classes = sorted(set(wanted.classes.values()))
+    classes = sorted(set(request.classes.values()))
     if not classes or not all(map(is_uid, classes)):  # as DCMTK's archive, which tells none
-        guessed = CLASSES.get(wanted.modality, ())
+        guessed = CLASSES.get(request.modality, ())
         if not guessed:
             raise RefusedError("it does not say of which classes its objects are")
         with _Getter(address, guessed, store, pulse) as getter:
-            for keys in wanted.requests():
+            for keys in request.requests():
                 getter.get(keys)
         return
     for n in range(0, len(classes), MAX_CLASSES):
-        some = classes[n : n + MAX_CLASSES]
-        of_them = {uid: each for uid, each in wanted.classes.items() if each in some}
-        whole = wanted.whole and len(of_them) == len(wanted.classes)
-        with _Getter(address, some, store, pulse) as getter:
-            for keys in SeriesRequest(wanted.study, wanted.series, of_them, whole).requests():
+        listed = classes[n : n + MAX_CLASSES]
+        of_them = {uid: each for uid, each in request.classes.items() if each in listed}
+        whole = request.whole and len(of_them) == len(request.classes)
+        with _Getter(address, listed, store, pulse) as getter:
+            for keys in SeriesRequest(request.study, request.series, of_them, whole).requests():
                 getter.get(keys)
 
 
-def move(address: DicomAddress, wanted: SeriesRequest, title: str, pulse: Pulse) -> None:
+def move(address: DicomAddress, request: SeriesRequest, title: str, pulse: Pulse) -> None:
     """Ask a source to send instances to a title by C-MOVE; a receiver keeps them.
 
     Raises
@@ -576,9 +573,9 @@ def move(address: DicomAddress, wanted: SeriesRequest, title: str, pulse: Pulse)
         Some may have come all the same.
     """
     with _Retrieval(address, STUDY_ROOT_MOVE, pulse) as mover:
-        for keys in wanted.requests():
+        for keys in request.requests():
             mover._retrieve(
-                lambda request: mover._made.send_c_move(request, title, STUDY_ROOT_MOVE), keys
+                lambda identifier: mover._made.send_c_move(identifier, title, STUDY_ROOT_MOVE), keys
             )
 
 
@@ -592,10 +589,10 @@ class WebSource(WebConnection):
         """See `Finder`."""
         if keys.series and not keys.study:
             names, study_of = {"SeriesInstanceUID": keys.series}, partial(_study_of, keys.series)
-            given = self._search("series", names, (), study_of)
-            if not given:
+            studies = self._search("series", names, (), study_of)
+            if not studies:
                 return []
-            keys = Keys(**{**vars(keys), "study": given[0]})
+            keys = Keys(**{**vars(keys), "study": studies[0]})
         return self._search("studies", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
 
     def find_series(self, study: str) -> list[SeriesFound]:
@@ -604,63 +601,60 @@ class WebSource(WebConnection):
 
     def find_instances(self, study: str, series: str) -> dict[str, str]:
         """See `Finder`."""
-        place = f"studies/{study}/series/{series}/instances"
-        return dict(self._search(place, {}, ["SOPClassUID"], _instance_found))
+        path = f"studies/{study}/series/{series}/instances"
+        return dict(self._search(path, {}, ["SOPClassUID"], _instance_found))
 
     def _search(
         self,
-        place: str,
+        path: str,
         keys: Mapping[str, str],
         more: Sequence[str],
         read: Callable[[Dataset], T | None],
     ) -> list[T]:
         """Return what is read of the answers, page by page, until none has anything new."""
-        found, known = _Found(read), set[str]()
+        answers, known = _Answers(read), set[str]()
         filters = {name: value for name, value in keys.items() if value}
         params: dict[str, Any] = {**filters, "includefield": ",".join(more), "limit": PAGE}
-        name = "SOPInstanceUID" if place.endswith("instances") else "SeriesInstanceUID"
-        name = "StudyInstanceUID" if place == "studies" else name
+        name = "SOPInstanceUID" if path.endswith("instances") else "SeriesInstanceUID"
+        name = "StudyInstanceUID" if path == "studies" else name
         params = {key: value for key, value in params.items() if value != ""}
-        while not found.is_endless:
-            ask = partial(self._get_json, place, dict(params))
+        while not answers.is_endless:
+            ask = partial(self._get_json, path, dict(params))
             page = self._ask(ask, missing=list[Dataset]())
             new = {_text(each, name): each for each in page}
             if new.keys() <= known:
-                return found.checked()
+                return answers.checked()
             for uid, answer in new.items():
                 if uid not in known:
-                    found.add(answer)
+                    answers.add(answer)
             known |= new.keys()
             params["offset"] = len(known)
         raise RefusedError("its answer has no end")
 
-    def _get_json(self, place: str, params: dict[str, Any]) -> list[Dataset]:
+    def _get_json(self, path: str, params: dict[str, Any]) -> list[Dataset]:
         # `get_remaining` of its own searches goes on for ever with a server that ignores `offset`
-        url = f"{self._client.base_url}/{place}"
+        url = f"{self._client.base_url}/{path}"
         documents = self._client._http_get_application_json(url, params=params)
         return [Dataset.from_json(each) for each in documents]
 
-    def give(self, wanted: SeriesRequest, store: Store, name: str, pulse: Pulse) -> None:
+    def give(self, request: SeriesRequest, store: Store, name: str, pulse: Pulse) -> None:
         """Ask for instances by WADO-RS, and keep them as they come, in the syntax that they have.
 
         Parameters
         ----------
-        wanted : SeriesRequest
-        store : Store
         name : str
             Of the source, for the store.
-        pulse : Pulse
 
         Raises
         ------
         UnreachableError, RefusedError, NotOfferedError
             Some may have come all the same.
         """
-        place = f"{self._client.base_url}/studies/{wanted.study}/series/{wanted.series}"
-        places = [place]
-        if not wanted.whole:
-            places = [f"{place}/instances/{uid}" for uid in sorted(wanted.classes)]
-        for each in places:
+        url = f"{self._client.base_url}/studies/{request.study}/series/{request.series}"
+        urls = [url]
+        if not request.whole:
+            urls = [f"{url}/instances/{uid}" for uid in sorted(request.classes)]
+        for each in urls:
             pulse.beat()
             answers: list[Any] = []
             try:

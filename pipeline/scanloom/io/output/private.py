@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.process import lock_file
-from scanloom.io.identity import load_key, read_key
+from scanloom.io.identity import key_fingerprint, load_key, read_key
 from scanloom.io.system.atomic_write import atomic_write, remove_stale_temporaries
 from scanloom.io.system.regular_files import (
     open_descriptor,
@@ -120,6 +120,19 @@ def load_key_of(out: Path, file: Path | None) -> bytes:
     right one.
     """
     return load_key(file) if read_fingerprint(out) is None else read_key(file)
+
+
+def read_key_of(out: Path, file: Path | None) -> bytes:
+    """Return the key by which the ids of an output folder were made.
+
+    Raises
+    ------
+    ScanError
+        As of `read_key` and `check_key`.
+    """
+    key = read_key(file)
+    check_key(out, key_fingerprint(key))
+    return key
 
 
 @contextmanager

@@ -313,13 +313,13 @@ def content_policy(script: str, style: str, *more: str) -> str:
     more : str
         Further sources of scripts.
     """
-    sources = " ".join((_digest(script), *more))
-    return _POLICY.format(script=sources, style=_digest(style))
+    sources = " ".join((hash_source(script), *more))
+    return _POLICY.format(script=sources, style=hash_source(style))
 
 
 @functools.cache  # compiling it takes longer than the rest of a small report
-def page_template(folder: Path) -> Template:
-    """Return the template `page.html.jinja` of a folder, which escapes what it is given."""
+def page_template(folder: Path, name: str = "page.html.jinja") -> Template:
+    """Return a template of a folder, which escapes what it is given."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -329,10 +329,10 @@ def page_template(folder: Path) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.jinja")
+    return environment.get_template(name)
 
 
-def _digest(text: str) -> str:
+def hash_source(text: str) -> str:
     """Return the hash source of an inline text for a content security policy (CSP 3, 2.3.1)."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 

@@ -9,9 +9,8 @@ import threading
 from pathlib import Path
 
 from scanloom.core import ScanError
-from scanloom.io.identity import key_fingerprint, read_key
 from scanloom.io.output.crosswalk import SourceRecord, sources_by_folder, stamp
-from scanloom.io.output.private import check_key
+from scanloom.io.output.private import read_key_of
 
 
 class PatientNames:
@@ -31,7 +30,7 @@ class PatientNames:
     """
 
     def __init__(self, out: Path, key: Path | None) -> None:
-        check_key(out, key_fingerprint(read_key(key)))
+        read_key_of(out, key)  # refuses another key
         self._out = out
         self._guard = threading.Lock()
         self._stamp: tuple[object, ...] | None = None
