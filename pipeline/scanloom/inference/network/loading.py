@@ -233,7 +233,7 @@ def read_weights(weights: Weights) -> State:
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if the file is missing or is not safetensors; UNREADABLE; MODEL_HASH if its hash
+        MODEL_DAMAGED if the file is missing or no safetensors; UNREADABLE; MODEL_HASH if its hash
         differs from the card's; OUT_OF_MEMORY.
     """
     from safetensors.torch import load
