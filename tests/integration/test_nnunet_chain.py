@@ -22,7 +22,8 @@ from scipy import ndimage
 from scanloom.cards.card import Clip, ModelCard, Normalize, Paint
 from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Grid, Volume
-from scanloom.inference.combined import Ensemble, make_predictor
+from scanloom.inference.combined import make_predictor
+from scanloom.inference.ensemble import Ensemble
 from scanloom.inference.network.layers import PlaneNetwork
 from scanloom.inference.network.loading import load_network
 from scanloom.inference.predictor import TorchPredictor

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cli.console import say
-from scanloom.core.paths import shipped_workflows
 
 if TYPE_CHECKING:
     from scanloom.engine.workflow.schema import Workflow
@@ -26,6 +25,7 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
         WORKFLOW_UNKNOWN, with the shipped names, if it is neither; WORKFLOW if it has errors.
     """
     from scanloom.core import Reason, ScanError, did_you_mean
+    from scanloom.core.paths import shipped_workflows
     from scanloom.engine.workflow.schema import read_workflow
 
     known = shipped_workflows()
@@ -77,6 +77,7 @@ def explain_unstated(unstated: int, name: str, workflow: Workflow) -> None:
     `explain_nothing_selected`.
     """
     from scanloom.core import counted
+    from scanloom.core.paths import shipped_workflows
 
     series = counted(unstated, "series states", "series state")
     file = shipped_workflows().get(name)
