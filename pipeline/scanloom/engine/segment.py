@@ -391,6 +391,8 @@ class _Segmenter:
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
+        if record.reason is Reason.INTERNAL:  # its message is for a bug report: no path
+            return record
         return replace(record, private=record.private or crosswalk.source_path(case.series))
 
     def _check_writable(self) -> None:
