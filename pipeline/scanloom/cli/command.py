@@ -279,8 +279,9 @@ class Command(_PlainHelp, TyperCommand):
         parser = super().make_parser(ctx)
         for flag in self.params:
             if getattr(flag, "is_flag", False) and not flag.secondary_opts:
-                name = max(flag.opts, key=len).lstrip("-")
-                parser.add_option(flag, [f"--no-{name}"], flag.name, "store_const", const=False)  # type: ignore[arg-type]
+                opposite = f"--no-{max(flag.opts, key=len).lstrip('-')}"
+                # typer's own copy of click's Option
+                parser.add_option(flag, [opposite], flag.name, "store_const", const=False)  # type: ignore[arg-type]
         return parser
 
     def invoke(self, ctx: Any) -> Any:

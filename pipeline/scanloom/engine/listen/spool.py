@@ -125,7 +125,8 @@ class IncomingFile:
                 if self._unseen >= LOOK_BYTES:
                     self._unseen = 0
                     if not self._spool.has_room():
-                        raise OSError(errno.ENOSPC, "below the reserve")  # noqa: TRY301
+                        self._give_up(OSError(errno.ENOSPC, "below the reserve"))
+                        return len(data)
                 view = memoryview(data)
                 while view:
                     view = view[os.write(self._descriptor, view) :]

@@ -146,7 +146,7 @@ def shared_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def report_progress() -> None:
-    """Report progress; in a child process, this restarts the timeout `SandboxLimits.silence`."""
+    """Report progress; in a child process, `SandboxLimits.silence_s` begins again."""
     _report_progress()
 
 
@@ -156,7 +156,11 @@ def set_progress_reporter(report: Callable[[], None]) -> None:
     _report_progress = report
 
 
-_report_progress: Callable[[], None] = lambda: None  # noqa: E731  typed
+def _no_report() -> None:
+    pass
+
+
+_report_progress: Callable[[], None] = _no_report
 
 
 def _run_job(
