@@ -139,6 +139,10 @@ def test_studies_of_two_senders_are_segmented_once(tmp_path: Path) -> None:
         assert states(receiver.spool)[study_of(broken)].reason == "WORKER_LOST"
         receiver.stop()
     assert {path: path.stat().st_ino for path in case_folders(out)} == published
+    # the last page shows how it ended, however soon after the last study
+    page = (out / "listen" / "index.html").read_text()
+    assert "<code>listen</code> ended at" in page
+    assert ("WORKER_LOST" in page, ">in work</td>" in page) == (True, False)
 
 
 def test_a_study_waits_for_what_its_sender_has_until_the_longest_wait(tmp_path: Path) -> None:

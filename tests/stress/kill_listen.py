@@ -523,7 +523,9 @@ class Killer:
         if not at_network or self.kills[victim] % 2:
             seconds = min(8 if at_network else 40, self.patience)
             look_for(busy[victim], seconds, 0.001 if at_network else 0.1)
-        if not at_network or not self.kills[victim] % 2:
+        if victim == "network":
+            time.sleep(self.chance.uniform(0.0, 0.5))  # then it has nothing more to do
+        elif not at_network or not self.kills[victim] % 2:
             time.sleep(self.chance.uniform(0.0, 3.0))
         self.note()
         if victim == "sender":
@@ -539,13 +541,7 @@ class Killer:
             def running() -> list[int]:
                 return [p for p, name in processes(self.mark).items() if part in name]
 
-            if victim == "network":  # it may have ended, if all that came is segmented
-                look_for(running, min(40, self.patience), 0.1)
-            else:
-                wait_for(running, 120)
-            found = running()
-            if not found:
-                return
+            found = wait_for(running, 120)
             with suppress(ProcessLookupError):
                 os.kill(found[0], 9)
         self.kills[victim] += 1
@@ -678,8 +674,9 @@ def kill_all(
                 late += [study for study in now if study.late]
                 senders.give(now)
                 victims = ["receiver", "worker", "sender", "archive"] * (kills // rounds)
-                victims += ["delivery", "network"]
-                for victim in chance.sample(victims, len(victims)):
+                victims += ["delivery"]
+                # The network first: it ends when all that came is segmented.
+                for victim in ["network", *chance.sample(victims, len(victims))]:
                     killer.kill(victim)
                     took = time.monotonic() - began
                     print(f"{took:5.0f} s, {number + 1}/{rounds}: {victim}", flush=True)

@@ -82,8 +82,8 @@ class ListenPage:
         self._arrivals: dict[str, Arrivals] = {}
         self._began, self._objects = time.time(), 0
 
-    def write(self) -> None:
-        """Write page and metrics as things stand.
+    def write(self, *, has_ended: bool = False) -> None:
+        """Write page and metrics as things stand; `has_ended` for the last time.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class ListenPage:
         counts = Counter(_outcome(states.get(study)) for study in kept | states.keys())
         page = self._out / LISTEN / "index.html"
         page.parent.mkdir(exist_ok=True)
-        html = self._html(states, counts, sent, now)
+        html = self._html(states, counts, sent, now, has_ended)
         atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
         if self._site.metrics is not None:
             text = self._metrics(counts, sent, now)
@@ -125,12 +125,14 @@ class ListenPage:
         counts: Mapping[str, int],
         sent: OutboxState | None,
         now: float,
+        has_ended: bool,
     ) -> str:
         style = page_style()
         return page_template(Path(__file__).parent).render(
             style=style,
             policy=content_policy("", style),
             reload=RELOAD_S,
+            has_ended=has_ended,
             site=self._site,
             began=_clock(self._began),
             now=_clock(now),

@@ -267,15 +267,18 @@ def keep_parts(
 
 
 def _stop(parts: Sequence[ListenPart], selector: selectors.BaseSelector, patience: float) -> None:
-    """Ask all parts to end, and kill those that do not."""
-    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, PATIENCE_S)):
-        deadline = time.monotonic() + seconds
-        for part in parts:
-            part.is_ending = True
-            part.signal(number)
-        while any(part.runs for part in parts) and time.monotonic() < deadline:
-            for selected, _ in selector.select(LOOK_S):
-                selected.data.read()
+    """Ask all parts to end, the page last, and kill those that do not."""
+    for part in parts:
+        part.is_ending = True
+    pages = [part for part in parts if part.role == PAGE]  # shows what the others have left
+    for ending in ([part for part in parts if part not in pages], pages):
+        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, PATIENCE_S)):
+            deadline = time.monotonic() + seconds
+            for part in ending:
+                part.signal(number)
+            while any(part.runs for part in ending) and time.monotonic() < deadline:
+                for selected, _ in selector.select(LOOK_S):
+                    selected.data.read()
 
 
 # --- in the process of a part ---------------------------------------------------------------------
@@ -369,6 +372,7 @@ def _show(setup: Setup, say: Say) -> None:
             began = time.monotonic()
             page.write()
             took = time.monotonic() - began
+        page.write(has_ended=True)
 
 
 def _write_tables(setup: Setup, runs: Sequence[str]) -> None:

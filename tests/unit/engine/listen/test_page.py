@@ -86,3 +86,12 @@ def test_a_page_of_nothing(site: Site, tmp_path: Path) -> None:
     page = ListenPage(site, tmp_path / "spool", tmp_path / "out", KEY)
 
     assert "None has come yet." in html_of(page, tmp_path)
+
+
+def test_the_last_page_says_that_nothing_is_received(page: ListenPage, tmp_path: Path) -> None:
+    assert "nothing is received" not in html_of(page, tmp_path)
+
+    page.write(has_ended=True)
+
+    html = (tmp_path / "out" / "listen" / "index.html").read_text()
+    assert "<code>listen</code> ended at" in html
