@@ -207,8 +207,8 @@ def run(
         shown = display(status_writer) if display else nullcontext()
         given_up = stop.handing_back(hand_back)
         with given_up, final_status(status_writer), shown, disk_errors_as_scan_errors():
-            current = _Run(request, options, key, name, status_writer)
-            complete, files = current.execute(paths, stop)
+            current = _Run(request, options, key, name, status_writer, stop)
+            complete, files = current.execute(paths)
             state = "done" if complete else "stopped"
             joules = meter.joules() if meter else None
             status = replace(status_writer.now(), state=state)
@@ -400,34 +400,44 @@ def check_run_goes_on(record: CaseRecord) -> None:
 
 
 class _Run(RunSteps):
-    """A run over an archive, from the index to the tables."""
+    """A run over an archive, from the index to the tables; `stop` ends its work on cases."""
 
-    @read_session()
-    def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
-        """Run all stages; return whether the run was completed, and the counts of files."""
+    def __init__(
+        self,
+        request: Request,
+        options: RunOptions,
+        key: bytes,
+        name: str,
+        status_writer: StatusWriter,
+        stop: threading.Event,
+    ) -> None:
+        super().__init__(request, options, key, name, status_writer)
         self.timeline = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
+        self._stop, self._early = stop, EarlyOutcomes(key, self.out, options.scope)
+        self._stack = ExitStack()
         self._pool: Pool | None = None
+
+    @read_session()
+    def execute(self, paths: Sequence[Path]) -> tuple[bool, dict[str, int]]:
+        """Run all stages; return whether the run was completed, and the counts of files."""
         scope, request, key = self.options.scope, self.request, self.key
-        self._early = EarlyOutcomes(key, self.out, scope)
-        with ExitStack() as stack:
-            index = self._index(paths, stop, stack)
-            if self._pool is None:
+        with self._stack:
+            index = self._index(paths)
+            if self._pool is None:  # no case began early
                 self.case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
-            case_file, ledger = self.case_file, Ledger(self.out)
-            cases = RunCases.of_index(
-                index, request, key, self.out, scope, pending=case_file, ledger=ledger
+            case_file = self.case_file
+            self.cases = cases = RunCases.of_index(
+                index, request, key, self.out, scope, pending=case_file, ledger=Ledger(self.out)
             )
             case_file.sync()
-            self.cases = cases
-            complete = True
             self.enter(cases)
-            if case_file.wait(0.0) and not stop.is_set():
+            complete = True
+            if case_file.wait(0.0) and not self._stop.is_set():
                 fan_out(self.out, cases.work * (scope.shard or (1, 1))[1])
-                to_work_on = self._unconfirmed(case_file, stop)
-                complete = self._work_on(to_work_on, self._on_outcome, stop, stack)
-            if complete and not stop.is_set():
+                complete = self._work_on(self._unconfirmed(), self._on_outcome)
+            if complete and not self._stop.is_set():
                 self._early.remove()
         # From here on the order decides: a mark needs the records of failed cases, and tables
         # need the marks
@@ -438,16 +448,14 @@ class _Run(RunSteps):
                 write_document(self.folder / PLAN_FILE, self.compared)
         self.leave(index, cases)
         cases.note_other_shards()
-        ledger.gather()
-        del ledger
-        cases.drop_ledger()
+        cases.close_ledger()
         shard = self.folder if scope.shard else None
         files = write_tables(
             self.out, index, cases.left_out, cases.endings, key, shard, self.damaged
         )
-        return complete and not stop.is_set(), files
+        return complete and not self._stop.is_set(), files
 
-    def _index(self, paths: Sequence[Path], stop: threading.Event, stack: ExitStack) -> Index:
+    def _index(self, paths: Sequence[Path]) -> Index:
         """Build the index, and work meanwhile on cases of parts that are complete."""
         build = partial(build_index, paths, self.key, self.out, archives=self.options.archives)
         if not may_begin_early(self.request.workflow):
@@ -456,17 +464,17 @@ class _Run(RunSteps):
         with grown as growing:
             scope = self.options.scope
             cases = EarlyCases(growing, self.request, self.key, self.out, scope, self._early)
-            if cases.wait(stop):
+            if cases.wait(self._stop):
                 file = self.save_workflow() / run_files.CASES_FILE
                 self.case_file = CaseFile(file, at_least=ENOUGH_CASES)
                 cases.begin(self.case_file)
-                self._work_on(cases, self._on_early_outcome, stop, stack)
+                self._work_on(cases, self._on_early_outcome)
             return growing.result()
 
-    def _unconfirmed(self, cases: Iterable[Case], stop: threading.Event) -> Iterator[Case]:
+    def _unconfirmed(self) -> Iterator[Case]:
         """Yield the cases to be worked on; record those that ended before the index."""
-        for case in cases:
-            if stop.is_set():
+        for case in self.case_file:
+            if self._stop.is_set():
                 return
             outcome = self._early.confirm(case)
             if outcome is None:
@@ -476,22 +484,18 @@ class _Run(RunSteps):
                 self._record(case, outcome)
 
     def _work_on(
-        self,
-        cases: Iterable[Case | None],
-        on_outcome: Callable[[Case, CaseOutcome], None],
-        stop: threading.Event,
-        stack: ExitStack,
+        self, cases: Iterable[Case | None], on_outcome: Callable[[Case, CaseOutcome], None]
     ) -> bool:
         """Dispatch cases to the workers, which start with the first ones."""
         if self._pool is None:
             self.timeline.began = time.monotonic()
-            self._pool = stack.enter_context(self.workers(self.case_file))
+            self._pool = self._stack.enter_context(self.workers(self.case_file))
         return dispatch_cases(
             cases,
             self._pool,
             on_outcome,
             on_start=lambda case: self.status_writer.start(case.id),
-            stop=stop,
+            stop=self._stop,
         )
 
     def _on_early_outcome(self, case: Case, outcome: CaseOutcome) -> None:

@@ -356,9 +356,11 @@ class RunCases:
                 if outcome is not None:
                     self._note(outcome, (entry.id for entry in inputs))
 
-    def drop_ledger(self) -> None:
-        """Let go of the ledger, which takes some 150 bytes a case: no more cases are compared."""
-        self._ledger = None
+    def close_ledger(self) -> None:
+        """Write what the ledger was told, and let go of it: it takes some 150 bytes a case."""
+        if self._ledger is not None:
+            self._ledger.gather()
+            self._ledger = None
 
     def _earlier_outcome(self, case: Case) -> Outcome | None:
         """Return how a case ended before, None if it is to be worked on.
