@@ -29,7 +29,7 @@ def run(
     weights = folder / "weights"
     weights.write_bytes(b"none")
     setup = WorkerSetup(
-        OutputTarget(folder / "out", "print"), partial(sleepers, weights, sleep), in_flight
+        OutputTarget(folder / "out", bytes(32)), partial(sleepers, weights, sleep), in_flight
     )
     pool = LocalPool(WorkerSupervisor(setup, 600.0), in_flight)
     spans: list[tuple[float, float]] = []

@@ -39,7 +39,7 @@ def serial(cases: Sequence[Case], out: Path, weights: Path, seconds: float) -> f
     """Return the seconds of a plain loop over the doors."""
     models = sleepers(weights, seconds)
     cards = [model.card for model in models]
-    warm, target = (OutputTarget(each, "print") for each in (out.with_name("warm"), out))
+    warm, target = (OutputTarget(each, bytes(32)) for each in (out.with_name("warm"), out))
     run_case(prepare(cases[0], cards, warm), lambda: models, warm)
     start = time.perf_counter()
     for case in cases:
@@ -53,7 +53,9 @@ def engine(
     cases: Sequence[Case], out: Path, weights: Path, seconds: float, workers: int
 ) -> Iterator[Callable[..., float]]:
     """Give a function that works on some cases through Dask and returns its seconds."""
-    child = WorkerSetup(OutputTarget(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
+    child = WorkerSetup(
+        OutputTarget(out, bytes(32)), partial(sleepers, weights, seconds), IN_FLIGHT
+    )
     private = out.parent
     private.mkdir(parents=True, exist_ok=True)
     case_file = CaseFile(private / "case_file")

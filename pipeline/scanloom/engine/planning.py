@@ -598,9 +598,9 @@ def _try_cases(
     Results go to a folder in the output folder's `private/`, which is removed. Models or a machine
     that can process no case raise ScanError.
     """
-    fingerprint, workflow = key_fingerprint(key), request.workflow
+    workflow = request.workflow
     execution = workflow.execution
-    with private_folder(out, fingerprint) as private:
+    with private_folder(out, key_fingerprint(key)) as private:
         scratch_folder = TemporaryDirectory(
             prefix="trial-", dir=private, ignore_cleanup_errors=True
         )
@@ -609,7 +609,7 @@ def _try_cases(
         with suppress(FileNotFoundError):  # what a run would find; what is decided here is not kept
             shutil.copytree(out / ENGINES, scratch / ENGINES, symlinks=True)
         setup = WorkerSetup(
-            OutputTarget(scratch, fingerprint, key=key),
+            OutputTarget(scratch, key),
             partial(
                 load_models,
                 workflow.models,

@@ -294,20 +294,17 @@ class OutputTarget:
     ----------
     out : Path
         The output folder.
-    fingerprint : str
-        Of the key that its ids were made with.
+    key : bytes
+        That of its ids.
     replace : bool
         Whether a result that is there is replaced.
-    key : bytes
-        For the hash of a source that was not hashed yet; empty where all were.
     left_out : collection of str
         Names of writers whose files nobody will see.
     """
 
     out: Path
-    fingerprint: str
+    key: bytes = field(repr=False)
     replace: bool = False
-    key: bytes = field(default=b"", repr=False)
     left_out: Collection[str] = ()
 
 

@@ -325,7 +325,7 @@ class RunSteps:
         workflow, cluster = self.request.workflow, self.options.cluster
         execution, progress = workflow.execution, self.folder / case_progress.FOLDER
         setup = WorkerSetup(
-            OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
+            OutputTarget(self.out, self.key, self.options.scope.replace),
             partial(
                 load_models,
                 workflow.models,

@@ -224,7 +224,7 @@ class _Scans:
         self._options, self._request, self._key = options, request, key
         fingerprint = "" if key is None else key_fingerprint(key)
         self.cases = _CaseRegistry(options.out, fingerprint, options.names)
-        self.target = OutputTarget(options.out, fingerprint, options.replace, key or b"", left_out)
+        self.target = OutputTarget(options.out, key or b"", options.replace, left_out)
         self.session = ReadSession()
 
     def select(self, path: Path) -> list[_SelectedSeries]:

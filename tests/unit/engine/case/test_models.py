@@ -52,7 +52,7 @@ def test_an_engine_that_is_started_again_refuses_weights_that_changed(
     models, digests = [str(bundle)], [card_digest(find_model(str(bundle)))]
     predictors = partial(load_models, models, digests, Execution(device="cpu"))
     engine = WorkerSupervisor(
-        WorkerSetup(OutputTarget(tmp_path / "out", "print"), predictors), 120.0
+        WorkerSetup(OutputTarget(tmp_path / "out", bytes(32)), predictors), 120.0
     )
     try:
         first = engine.run(em.make_case(tmp_path, "a", SOFT_TISSUE_HU)).record

@@ -62,9 +62,7 @@ def test_the_setup_of_a_run_arrives() -> None:
         workers=2, time_limit=90.0, memory_limit=8 << 30, cluster=Cluster(hosts=("a", "b"))
     )
     models = partial(load_models, ("one", "two"), ["d1", "d2"], execution)
-    setup = WorkerSetup(
-        OutputTarget(Path("/out"), "print", key=b"\xff" * 32), FunctionCall.of(models), 3
-    )
+    setup = WorkerSetup(OutputTarget(Path("/out"), b"\xff" * 32), FunctionCall.of(models), 3)
     assert there_and_back(setup) == setup
 
 

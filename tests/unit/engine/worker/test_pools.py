@@ -342,7 +342,7 @@ def test_a_share_without_hard_links_and_flock_has_locks(tmp_path: Path, number: 
 def test_local_pool(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.threshold_models, tmp_path / "w.pt")
-    setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)
+    setup = WorkerSetup(OutputTarget(tmp_path / "out", bytes(32)), models, in_flight=2)
     pool = LocalPool(WorkerSupervisor(setup, 60.0), 2)
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(3)]
     ended = []
@@ -421,7 +421,7 @@ def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
     (out / ".work").mkdir(parents=True)
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.threshold_models, tmp_path / "w.pt")
-    setup = WorkerSetup(OutputTarget(out, "print"), models, in_flight=2)
+    setup = WorkerSetup(OutputTarget(out, bytes(32)), models, in_flight=2)
     tasks = [em.SUCCEED, em.ABORT, em.SUCCEED, em.SUCCEED, em.RAISE, em.SUCCEED]
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
     case_file = written(tmp_path / "case_file", cases)
@@ -447,7 +447,7 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
     (out / ".work").mkdir(parents=True)
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.full_worker_models, tmp_path / "w.pt", tmp_path / "first", 0.5)
-    setup = WorkerSetup(OutputTarget(out, "print"), models)
+    setup = WorkerSetup(OutputTarget(out, bytes(32)), models)
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
     case_file, ended, faults = written(tmp_path / "case_file", cases), {}, []
     with local_cluster(["", ""], 1, tmp_path) as client, hold_handshake(out) as handshake:
@@ -471,7 +471,7 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
 @pytest.mark.thorough
 def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", "model", 1000)
-    setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)
+    setup = WorkerSetup(OutputTarget(tmp_path / "out", bytes(32)), models, in_flight=2)
     pool = LocalPool(WorkerSupervisor(setup, 60.0), 2)
     cases, ended = [em.make_case(tmp_path, f"c{n}") for n in range(4)], []
 

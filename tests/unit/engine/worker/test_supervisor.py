@@ -53,7 +53,7 @@ def weights(tmp_path: Path) -> Path:
 def setup(tmp_path: Path, weights: Path, **changes: object) -> WorkerSetup:
     models = partial(em.threshold_models, weights, tmp_path / "starts")
     fields = {
-        "output": OutputTarget(tmp_path / "out", "print"),
+        "output": OutputTarget(tmp_path / "out", bytes(32)),
         "make_predictors": models,
         "in_flight": 3,
     }
@@ -278,7 +278,7 @@ from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.worker.supervisor import WorkerProcess
 from scanloom.engine.worker.messages import WorkerSetup
 
-setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), "print"), partial(time.sleep, 600))
+setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), bytes(32)), partial(time.sleep, 600))
 print(WorkerProcess(setup)._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
