@@ -51,14 +51,14 @@ def main() -> None:
     server = ForkServer(ours)
     warm_workers.fork_server = lambda: server  # type: ignore[assignment]
     supervisor.subprocess = warm_workers.WARM_WORKERS  # type: ignore[assignment]
-    run.load_models = small_models  # type: ignore[assignment]
+    run.model_loader = lambda *_: small_models  # type: ignore[assignment]
     make_small()
     Pace(SimpleNamespace(setattr=setattr))  # else such an index is complete before its first case
     watch_operations()
     command()
 
 
-def small_models(*_: object) -> Sequence[Threshold]:
+def small_models() -> Sequence[Threshold]:
     """Load models, in an engine child."""
     make_small()
     watch_operations()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ from scanloom.core import (
 )
 from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.differences import explained_result_state
-from scanloom.engine.case.models import check_structures, unique_cards
+from scanloom.engine.case.models import check_structures, load_models, unique_cards
 from scanloom.engine.case.recipe import recipe_hash
 from scanloom.engine.case.writers import check_packages, estimate_writers
 from scanloom.engine.outcomes import Outcome
@@ -172,6 +172,25 @@ class Request:
         workflow = self.workflow
         options = workflow.read_options, workflow.relations, workflow.compute_options
         return (workflow.output_options, *options)
+
+
+def model_loader(
+    request: Request, planned_cases: int, out: Path
+) -> Callable[[], tuple[Predictor, ...]]:
+    """Return the function that loads the models of a request, in this process or in another.
+
+    For the scans of a command, whose number is `planned_cases`, and the output folder `out`.
+    """
+    workflow = request.workflow
+    return partial(
+        load_models,
+        workflow.models,
+        request.digests,
+        workflow.execution,
+        workflow.computed_labels,
+        planned_cases,
+        out,
+    )
 
 
 def _with_usual_structures(workflow: Workflow, cards: tuple[ModelCard, ...]) -> Workflow:

@@ -19,7 +19,6 @@ from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine import case_progress, run_files
-from scanloom.engine.case.models import load_models
 from scanloom.engine.costs import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.early_cases import (
     ENOUGH_CASES,
@@ -30,7 +29,7 @@ from scanloom.engine.early_cases import (
 )
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
-from scanloom.engine.prepare import OutputTarget, Request
+from scanloom.engine.prepare import OutputTarget, Request, model_loader
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
 from scanloom.engine.results.tables import MANIFEST, write_tables
 from scanloom.engine.results.totals import write_totals
@@ -322,19 +321,11 @@ class RunSteps:
     @contextmanager
     def workers(self, case_file: CaseFile) -> Iterator[Pool]:
         """Open the worker processes of the run's cluster; stop them at the end."""
-        workflow, cluster = self.request.workflow, self.options.cluster
-        execution, progress = workflow.execution, self.folder / case_progress.FOLDER
+        execution, cluster = self.request.workflow.execution, self.options.cluster
+        progress = self.folder / case_progress.FOLDER
         setup = WorkerSetup(
             OutputTarget(self.out, self.key, self.options.scope.replace),
-            partial(
-                load_models,
-                workflow.models,
-                self.request.digests,
-                execution,
-                workflow.computed_labels,
-                len(case_file),
-                self.out,
-            ),
+            model_loader(self.request, len(case_file), self.out),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
@@ -352,12 +343,9 @@ class RunSteps:
                 return
             from scanloom.engine.clusters.connect import open_pool
 
-            digests, on_unfit = self.request.digests, self.status_writer.send_away
-            spool = self.options.spool
-            with open_pool(
-                cluster, workflow, digests, case_file, setup, on_unfit, spool
-            ) as cluster_pool:
-                yield cluster_pool
+            on_unfit, spool = self.status_writer.send_away, self.options.spool
+            with open_pool(cluster, self.request, case_file, setup, on_unfit, spool) as dask_pool:
+                yield dask_pool
         finally:  # the progress of its cases, which workers tell
             shutil.rmtree(progress, ignore_errors=True)
 

@@ -24,9 +24,16 @@ from scanloom.core import (
 )
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
-from scanloom.engine.case.models import import_heavy, load_models
+from scanloom.engine.case.models import import_heavy
 from scanloom.engine.machine.devices import check_device
-from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
+from scanloom.engine.prepare import (
+    OutputTarget,
+    Prepared,
+    Request,
+    failed_record,
+    model_loader,
+    prepare,
+)
 from scanloom.engine.result_file import ResultFile
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
@@ -113,7 +120,7 @@ def iter_segment(
         is_new, is_unwritable = not options.out.exists(), False
         scans = _Scans(options, request, key, file.left_out if file else ())
         stack.enter_context(closing(scans.session))
-        segmenter = _Segmenter(scans, request, len(paths), file)
+        segmenter = _Segmenter(scans, len(paths), file)
         for path in paths:
             clock = StepTimer(
                 partial(on_step, path) if on_step else None,
@@ -221,7 +228,7 @@ class _Scans:
         key: bytes | None,
         left_out: Collection[str] = (),
     ) -> None:
-        self._options, self._request, self._key = options, request, key
+        self._options, self.request, self._key = options, request, key
         fingerprint = "" if key is None else key_fingerprint(key)
         self.cases = _CaseRegistry(options.out, fingerprint, options.names)
         self.target = OutputTarget(options.out, key or b"", options.replace, left_out)
@@ -232,7 +239,7 @@ class _Scans:
         options, read = self._options, self._options.read
         with self.session.active():
             candidates = find_series(path, options.out, archives=options.archives)
-            preference = ranking.preference_of(self._request.cards)
+            preference = ranking.preference_of(self.request.cards)
             selected = []
             for series in ranking.select_series(
                 candidates, options.series, preference, read, options.phase
@@ -252,7 +259,7 @@ class _Scans:
     def prepare(self, selected: _SelectedSeries) -> Prepared:
         """Return the case of a series; a fault is its `refusal`."""
         series, phase = selected.series, selected.phase
-        case = self._request.case("", series, phase=phase)
+        case = self.request.case("", series, phase=phase)
         with self.session.active():
             try:
                 if self._key is not None:
@@ -264,7 +271,7 @@ class _Scans:
                 return Prepared(case, refusal=blame(error))
             return prepare(
                 case,
-                self._request.cards,
+                self.request.cards,
                 None if self._key is None else self.target,
                 memory_limit=self._options.memory_limit,
             )
@@ -332,14 +339,11 @@ class _CaseRegistry:
 class _Segmenter:
     """Segments prepared scans with networks that are loaded once.
 
-    The models are those of `request`, as of the moment when the command began.
+    The models are those of the request, as of the moment when the command began.
     """
 
-    def __init__(
-        self, scans: _Scans, request: Request, planned_cases: int, file: ResultFile | None = None
-    ) -> None:
-        self._scans, self._request, self._planned_cases = scans, request, planned_cases
-        self._file = file
+    def __init__(self, scans: _Scans, planned_cases: int, file: ResultFile | None = None) -> None:
+        self._scans, self._planned_cases, self._file = scans, planned_cases, file
         self._hashes: dict[str, str] = {}  # of the sources of this command's results, by case id
         self._predictors: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None  # of the models or OUT: no scan is to blame
@@ -423,16 +427,10 @@ class _Segmenter:
             yield coming.result
 
     def _load_networks(self) -> Sequence[Predictor]:
-        workflow = self._request.workflow
+        scans = self._scans
         try:
-            self._predictors = load_models(
-                workflow.models,
-                self._request.digests,
-                workflow.execution,
-                workflow.computed_labels,
-                planned_cases=self._planned_cases,
-                out=self._scans.target.out,
-            )
+            load = model_loader(scans.request, self._planned_cases, scans.target.out)
+            self._predictors = load()
         except Exception as error:
             self._fault = blame(error)
             raise self._fault from error
