@@ -19,18 +19,11 @@ import numpy as np
 from scanloom.core import DICOM, Case, CaseRecord, Reason, ScanError, Series
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
-from scanloom.engine.prepare import (
-    Request,
-    id_conflict,
-    make_cases,
-    may_be_several,
-    stamp_of,
-    unique_cases,
-    with_files,
-)
+from scanloom.engine.prepare import Request, with_source_hash
 from scanloom.engine.retries import policy_of
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.selection import NO_MODALITY, Inputs, Leave, Scope, select
+from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries, StoredSeries
@@ -145,14 +138,15 @@ class RunCases:
             candidates,
             request,
             pending,
-            lambda inputs, case: with_files(index, inputs, case),
+            partial(with_files, index),
             ledger,
         )
         ambiguous = run_cases.compare(_shared_ids(all_series), key)
         if ambiguous:
+            detail = "another file has the same id but different content between the samples"
             for name in _ids(all_series):
                 if name in ambiguous:
-                    run_cases.left_out.append(id_conflict(name))
+                    run_cases.left_out.append(Outcome(name, Reason.ID_TAKEN.code, detail))
         return run_cases
 
     @property
@@ -270,14 +264,14 @@ class RunCases:
             return
         while batch := list(itertools.islice(chosen, COMPARED_AT_ONCE)):
             names = [self._folders.get(inputs[0].id) or inputs[0].id for inputs in batch]
-            stamps = [stamp_of(inputs, key) for inputs in batch]
+            stamps = [_stamp_of(inputs, key) for inputs in batch]
             current = self._ledger.hold(names, self._request.recipe, stamps)
             for inputs, name, is_current in zip(batch, names, current, strict=True):
                 case = inputs[0].id
                 if (
                     is_current
                     and hash(case) not in shared
-                    and not may_be_several(inputs)
+                    and not _may_be_several(inputs)
                     and self._scope.holds(case)
                 ):
                     series = self._count(inputs, case, name)
@@ -321,16 +315,24 @@ class RunCases:
         self._note(outcome, series)
 
     def _unique(self, shared: frozenset[int], key: bytes) -> tuple[dict[str, Case], set[str]]:
-        """Return one case for each of the shared ids, and the ids of files that are not equal."""
+        """Return one case for each of the shared ids, and the ids of files that are not equal.
 
-        def cases() -> Iterator[Case]:
-            for inputs, light in self._candidates(_ignore, _ignore, iter):
-                if hash(inputs[0].id) in shared and self._scope.holds(light.id):
-                    with suppress(ScanError):
-                        yield self._complete(inputs, self._named(light))
-
-        unique, ambiguous = unique_cases(cases(), key)
-        return {case.id: case for case in unique}, ambiguous
+        Ids of volume files are computed from samples of them.
+        """
+        unique: dict[str, Case] = {}
+        ambiguous: set[str] = set()
+        for inputs, light in self._candidates(_ignore, _ignore, iter):
+            if hash(inputs[0].id) not in shared or not self._scope.holds(light.id):
+                continue
+            with suppress(ScanError):  # unreadable: `compare`, or its worker, reports that
+                case = self._complete(inputs, self._named(light))
+                earlier = unique.setdefault(case.id, case)
+                if earlier is case or case.id in ambiguous:
+                    continue
+                unique[case.id] = with_source_hash(earlier, key)
+                if with_source_hash(case, key).source_hash != unique[case.id].source_hash:
+                    ambiguous.add(case.id)
+        return unique, ambiguous
 
     def _named(self, case: Case) -> Case:
         """Return a case with the name of its folder."""
@@ -390,6 +392,59 @@ class RunCases:
         if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
             return None
         return Outcome(case.id, old.reason.code, old.detail)
+
+
+def make_cases(
+    index: Index, selected: Iterable[Inputs], request: Request, key: bytes, leave: Leave
+) -> Iterator[tuple[Inputs, Case]]:
+    """Yield the index entries of each case, and the case, without its files.
+
+    Their names are many, and most cases of an archive may have a result: `with_files` adds them. A
+    series of which several volumes are taken is opened, so that its cases have their files. If it
+    can't be, it has no case, and is handed over.
+    """
+    for inputs in selected:
+        first, several = inputs[0], _may_be_several(inputs)
+        try:
+            most = None if several else 0
+            series, *channels = (index.as_series(entry, most) for entry in inputs)
+            all_phases = several and request.workflow.policy.phases == "all"
+            count = count_volumes(series) if all_phases else 1
+        except ScanError as error:
+            for outcome in _failed(inputs, error):
+                leave(outcome)
+            continue
+        stamp = _stamp_of(inputs, key)
+        for phase in range(count) if several else (None,):
+            number = first.id if phase is None else case_id(series, key, phase)
+            yield inputs, request.case(number, series, tuple(channels), phase=phase, stamp=stamp)
+
+
+def with_files(index: Index, inputs: Inputs, case: Case) -> Case:
+    """Return a case with the files of its index entries.
+
+    Raises
+    ------
+    ScanError
+        If they lie in an archive that can't be unpacked.
+    """
+    if case.series.files:
+        return case
+    series, *channels = map(index.as_series, inputs)
+    return replace(case, series=series, further_channels=tuple(channels))
+
+
+def _may_be_several(inputs: Inputs) -> bool:
+    """Return whether the index entries of a case have several volumes, each a case of its own.
+
+    Else the case has the id of the first series.
+    """
+    return inputs[0].reason in (Reason.PHASES, Reason.FOUR_D)
+
+
+def _stamp_of(inputs: Inputs, key: bytes) -> str:
+    """Return the source stamp of the case of some index entries."""
+    return source_stamp([series.stamp for series in inputs], key)
 
 
 def _outcome(record: CaseRecord) -> Outcome:
