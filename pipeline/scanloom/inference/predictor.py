@@ -430,23 +430,20 @@ class TorchPredictor(PlacedModel):
         image: NetworkImage,
         task: Task,
         memory_plan: MemoryPlan,
-        networks: Sequence[Fold],
+        folds: Sequence[Fold],
     ) -> Iterator[ScorePlanes]:
         """Yield the network's scores; note skipped windows, and a reduced batch."""
         plan, clock = task.plan, task.clock
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
-        first, *folds = networks
         precision = dtype_name(memory_plan.dtype)
         sliding_window = SlidingWindow(
-            network=first.network,
-            window=self.card.window,
+            folds,
+            self.card.window,
             dtype=self.networks.describe(memory_plan.dtype).takes,
             batch=batch,
             activation=self.card.activation,
             slab=budget.slab,
             sums=torch.device("cpu") if budget.scores == "host" else None,
-            head=first.head,
-            folds=folds,
             on_windows=clock.window_reporter(self.name, str(memory_plan.device), precision),
             keep_members=task.uncertainty,
             share_uniform=self.compute.skip_air,
