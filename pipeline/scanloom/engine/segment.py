@@ -373,31 +373,34 @@ class _Segmenter:
             clock = StepTimer(clock.on_step, clock.on_windows, clock.mark)
 
     def _segment(self, prepared: Prepared, clock: StepTimer) -> CaseRecord:
-        """Return the record of a case: refused, from before, or segmented now."""
-        case, target = prepared.case, self._scans.target
+        """Return the record of a case; that of a failure has the path of the scan."""
+        case = prepared.case
         try:
-            record = prepared.ended()
-            if record is not None and record.reason is None:
-                return _with_content(record)
-            if record is None and self._file and (same := self._file.earlier(case)) is not None:
-                return same
-            if record is None and self._hashes.get(case.id, case.source_hash) != case.source_hash:
-                detail = "another path of this command has the same UIDs, but other content"
-                error = ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
-                record = failed_record(case.id, error)
-            if record is None:
-                self._check_writable()
-                source = crosswalk.source_from_series(case.series, case.id, case.phase)
-                with self._networks() as predictors:
-                    record = run_case(prepared, predictors, target, clock, source=source)
-                if record.reason is None:
-                    return self._file.publish(record, case) if self._file else record
+            record = self._result(prepared, clock)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
-        if record.reason is Reason.INTERNAL:  # its message is for a bug report: no path
-            return record
+        if record.reason is None or record.reason is Reason.INTERNAL:
+            return record  # a bug's message is for a report: no path
         return replace(record, private=record.private or crosswalk.source_path(case.series))
+
+    def _result(self, prepared: Prepared, clock: StepTimer) -> CaseRecord:
+        """Return the record of a case: refused, from before, or segmented now."""
+        case = prepared.case
+        if (ended := prepared.ended()) is not None:
+            return _with_content(ended) if ended.reason is None else ended
+        if self._file and (same := self._file.earlier(case)) is not None:
+            return same
+        if self._hashes.get(case.id, case.source_hash) != case.source_hash:
+            detail = "another path of this command has the same UIDs, but other content"
+            raise ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
+        self._check_writable()
+        source = crosswalk.source_from_series(case.series, case.id, case.phase)
+        with self._networks() as predictors:
+            record = run_case(prepared, predictors, self._scans.target, clock, source=source)
+        if self._file and record.reason is None:
+            return self._file.publish(record, case)
+        return record
 
     def _check_writable(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""
