@@ -56,10 +56,10 @@ class RunCases:
     ----------
     out, scope
         The output folder, and the cases that the run takes.
+    request : Request
+        That of all cases, by which results are current, or differ from it.
     candidates : callable
         Gives the cases, as often as it is called.
-    request : Request or None
-        That of all cases, by which results are current, or differ from it.
     pending : list of Case or CaseFile, optional
         Receives the cases to be worked on.
     complete : callable
@@ -93,8 +93,8 @@ class RunCases:
         self,
         out: Path,
         scope: Scope,
+        request: Request,
         candidates: Candidates,
-        request: Request | None = None,
         pending: list[Case] | CaseFile | None = None,
         complete: Callable[[Inputs, Case], Case] = lambda _, case: case,
         ledger: Ledger | None = None,
@@ -135,8 +135,8 @@ class RunCases:
         run_cases = cls(
             out,
             scope,
-            candidates,
             request,
+            candidates,
             pending,
             partial(with_files, index),
             ledger,
@@ -259,7 +259,7 @@ class RunCases:
 
         Many are compared at once, before the objects of a case are made.
         """
-        if self._ledger is None or self._request is None:
+        if self._ledger is None:
             yield from chosen
             return
         while batch := list(itertools.islice(chosen, COMPARED_AT_ONCE)):
@@ -377,8 +377,7 @@ class RunCases:
             return published
         state = None
         try:
-            cards = self._request.cards if self._request is not None else ()
-            state = explained_result_state(out, case, cards, replace=scope.replace)
+            state = explained_result_state(out, case, self._request.cards, replace=scope.replace)
         except ScanError as error:
             if error.reason.retry:  # it can't be read now: its worker tries again
                 return None

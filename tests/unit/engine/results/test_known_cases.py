@@ -47,7 +47,8 @@ def test_a_result_that_cannot_be_read_now_is_left_to_a_worker(
         raise ScanError(reason, "a share is away")
 
     monkeypatch.setattr(run_cases, "explained_result_state", state)
-    cases: Any = SimpleNamespace(_out=Path(), _scope=Scope(), _ledger=None, _request=None)
+    request: Any = SimpleNamespace(cards=())
+    cases: Any = SimpleNamespace(_out=Path(), _scope=Scope(), _ledger=None, _request=request)
     case: Any = SimpleNamespace(id="one")
     outcome = RunCases._earlier_outcome(cases, case)
     assert (outcome and outcome.code) == told

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.engine.prepare import Request
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.worker.messages import CaseFile
+from scanloom.engine.workflow.schema import make_workflow
 from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.storage import IndexedSeries, Run
@@ -19,6 +21,7 @@ from scanloom.io.output.json_file import write_document
 from scanloom.io.output.ledger import Ledger
 
 NAMES = [f"case{n}" for n in range(8)]
+REQUEST = Request(make_workflow(name="w", models=["m"]), ())
 
 
 def case(name: str) -> Case:
@@ -46,7 +49,7 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     blocked = tmp_path / "cases" / "case5"
     blocked.mkdir(parents=True)  # a result without its documents
 
-    cases = RunCases(tmp_path, Scope(), candidates)
+    cases = RunCases(tmp_path, Scope(), REQUEST, candidates)
     cases.compare()
 
     assert [c.id for c in cases.pending] == [n for n in NAMES if n not in ("case3", "case5")]
@@ -58,7 +61,7 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
 
 
 def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
-    cases = RunCases(tmp_path, Scope(), candidates)
+    cases = RunCases(tmp_path, Scope(), REQUEST, candidates)
     fail(tmp_path, "case2")
 
     cases.compare()
@@ -71,7 +74,7 @@ def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
 
 
 def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
-    cases = RunCases(tmp_path, Scope(shard=(1, 2)), candidates)
+    cases = RunCases(tmp_path, Scope(shard=(1, 2)), REQUEST, candidates)
     cases.compare()
     foreign_ids = sorted(set(NAMES) - {c.id for c in cases.pending})
     assert cases.pending
@@ -99,7 +102,7 @@ def test_a_copy_of_another_shard_leaves_the_row_of_its_result(tmp_path: Path) ->
         return ((inputs(one.id)[:1], one) for one in (published, copy))
 
     ledger = Ledger(tmp_path)
-    cases = RunCases(tmp_path, scope, of_both, ledger=ledger)
+    cases = RunCases(tmp_path, scope, REQUEST, of_both, ledger=ledger)
     cases.compare()
     cases.note_other_shards()
     ledger.gather()
@@ -131,7 +134,7 @@ def test_cases_are_not_kept(tmp_path: Path) -> None:
     for n in range(0, count, 3):
         fail(tmp_path, f"case{n}")
     waiting = CaseFile(tmp_path / "cases.jsonl")
-    cases = RunCases(tmp_path, Scope(), made, pending=waiting)
+    cases = RunCases(tmp_path, Scope(), REQUEST, made, pending=waiting)
 
     cases.compare()
 
@@ -151,7 +154,7 @@ def test_equal_ids_are_one_case_and_different_content_is_told(tmp_path: Path) ->
             series = Series("nifti", (tmp_path / path,))
             yield inputs(name)[:1], Case(name, series, Outputs(), "", "recipe")
 
-    cases = RunCases(tmp_path, Scope(), made)
+    cases = RunCases(tmp_path, Scope(), REQUEST, made)
     ambiguous = cases.compare(frozenset(map(hash, "xz")), bytes(32))
 
     assert ambiguous == {"z"}
