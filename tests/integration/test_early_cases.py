@@ -215,7 +215,7 @@ def test_the_first_case_ends_before_the_last_part_is_read(
         return build_index(*arguments, on_part=add, **more)
 
     setups, answers = [], []
-    setup = running.WorkerSetup
+    setup = running.ChildSetup
 
     def set_up(*arguments: Any, **more: Any) -> Any:
         setups.append(arguments)
@@ -225,7 +225,7 @@ def test_the_first_case_ends_before_the_last_part_is_read(
 
     monkeypatch.setattr(StatusWriter, "set_aside", note)
     monkeypatch.setattr(running, "build_index", build)
-    monkeypatch.setattr(running, "WorkerSetup", set_up)
+    monkeypatch.setattr(running, "ChildSetup", set_up)
 
     done = runs()
 

@@ -54,7 +54,7 @@ from scanloom.engine.prepare import (
 )
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.messages import ChildSetup
 from scanloom.engine.worker.supervisor import WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope, check_channels
@@ -613,7 +613,7 @@ def _try_cases(
         scratch = Path(name)
         with suppress(FileNotFoundError):  # what a run would find; what is decided here is not kept
             shutil.copytree(out / ENGINES, scratch / ENGINES, symlinks=True)
-        setup = WorkerSetup(
+        setup = ChildSetup(
             OutputTarget(scratch, key),
             model_loader(request, len(cases), scratch),
             memory_limit=execution.memory_limit,

@@ -34,7 +34,7 @@ from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_s
 from scanloom.engine.results.tables import MANIFEST, write_tables
 from scanloom.engine.results.totals import write_totals
 from scanloom.engine.stop_request import StopRequest
-from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.messages import CaseFile, ChildSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
@@ -323,7 +323,7 @@ class RunSteps:
         """Open the worker processes of the run's cluster; stop them at the end."""
         execution, cluster = self.request.workflow.execution, self.options.cluster
         progress = self.folder / case_progress.FOLDER
-        setup = WorkerSetup(
+        setup = ChildSetup(
             OutputTarget(self.out, self.key, self.options.scope.replace),
             model_loader(self.request, len(case_file), self.out),
             in_flight=execution.in_flight,
@@ -334,8 +334,8 @@ class RunSteps:
         try:
             if cluster == NO_CLUSTER:
                 log = self.private / "engine.log"
-                engine = WorkerSupervisor(setup, execution.time_limit, log=log)
-                local_pool = LocalPool(engine, execution.in_flight)
+                supervisor = WorkerSupervisor(setup, execution.time_limit, log=log)
+                local_pool = LocalPool(supervisor, execution.in_flight)
                 try:
                     yield local_pool
                 finally:

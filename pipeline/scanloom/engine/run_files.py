@@ -137,7 +137,7 @@ def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
         "remade": bool(record and record.updated),
         "tries": [{**asdict(each), "seconds": round(each.seconds, 3)} for each in outcome.tries],
         "device": [[round(t, 4) for t in span] for span in outcome.device],
-        "engine": outcome.engine,
+        "engine": outcome.supervisor,
     }
     with (folder / LOG).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")

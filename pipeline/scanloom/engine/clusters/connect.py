@@ -18,7 +18,7 @@ from scanloom.engine.clusters import contact
 from scanloom.engine.clusters.kinds import WORKER_TIMEOUT_S, cluster_names, find_kind
 from scanloom.engine.machine.devices import local_devices, worker_environment
 from scanloom.engine.prepare import Request
-from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.messages import CaseFile, ChildSetup
 from scanloom.engine.worker.pool import Pool
 from scanloom.engine.workflow.schema import Execution
 from scanloom.io.system.scratch_folders import check_room
@@ -40,7 +40,7 @@ def open_pool(
     kind: str,
     request: Request,
     case_file: CaseFile,
-    child: WorkerSetup,
+    child: ChildSetup,
     on_unfit: Callable[[str], None],
     spool: Path | None = None,
 ) -> Iterator[Pool]:
@@ -55,8 +55,8 @@ def open_pool(
         Models, workers, threads and device, and the options of the cluster.
     case_file : CaseFile
         The cases, in the run's private folder. All workers must see it, and the output folder.
-    child : WorkerSetup
-        Settings of the engines.
+    child : ChildSetup
+        Settings of the child processes.
     on_unfit : callable
         Called with the reason when a worker is dismissed.
     spool : Path or None
@@ -67,7 +67,7 @@ def open_pool(
     ScanError
         CLUSTER if the cluster cannot be started or joined, or a worker cannot do the work.
     """
-    from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
+    from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits, SupervisorSetup
 
     launched, private = find_kind(kind), case_file.path.parent
     models, digests, execution = (
@@ -84,7 +84,7 @@ def open_pool(
     )
     with open_cluster(kind, execution, private, len(case_file)) as client, held as handshake:
         handshake.check(client)
-        setup = EngineSetup(private.name, child, execution.time_limit, private, handshake)
+        setup = SupervisorSetup(private.name, child, execution.time_limit, private, handshake)
         pool = DaskPool(client, case_file, setup, limits)
         try:
             yield pool
