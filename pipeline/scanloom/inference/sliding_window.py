@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
+from scanloom.core.grid import Shape
 from scanloom.inference.device import all_finite, is_out_of_memory
-from scanloom.inference.geometry import Shape
 from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, is_on, take_turns
 from scanloom.inference.resampling.resample import SLAB_BYTES

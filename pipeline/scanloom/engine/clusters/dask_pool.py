@@ -107,7 +107,7 @@ class SupervisorPlugin(WorkerPlugin):  # type: ignore[misc]
             supervisor.stop()
 
 
-def run_case(run: str, case_file: str, offset: int) -> bytes:
+def work_on_case(run: str, case_file: str, offset: int) -> bytes:
     """Process the case at an offset of the run's `CaseFile`; the task of a worker.
 
     Returns
@@ -289,7 +289,7 @@ class DaskPool:
             candidates = candidates - {self._first_outcomes[case.id][0]} or candidates
         key = f"case-{case.id}-{time.time_ns():x}"
         dask_future = self._client.submit(
-            run_case,
+            work_on_case,
             self._setup.run,
             str(self._case_file.path),
             self._case_file.offset(case.id),
