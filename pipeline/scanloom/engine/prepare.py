@@ -55,7 +55,7 @@ from scanloom.io.identity import channels_hash
 from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.read import read_outline
-from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
+from scanloom.io.voxel_values import voxel_limit
 
 if TYPE_CHECKING:
     from scanloom.inference.memory import CaseEstimate, Placement
@@ -341,7 +341,7 @@ def prepare(
         if outline is None:
             outline = read_outline(case.series, case.read, phase=case.phase)
         else:
-            _check_size(outline, case.read.max_size)
+            _check_size(outline, case.read)
         prepared = replace(prepared, outline=outline)
         requested = [requested_card(card, case.compute) for card in cards]
         if memory_limit is not None:
@@ -357,10 +357,10 @@ def prepare(
     return prepared
 
 
-def _check_size(outline: Outline, limit: int | None) -> None:
+def _check_size(outline: Outline, options: ReadOptions) -> None:
     """Refuse a scan that is larger than reading it allows: TOO_LARGE."""
     size = math.prod(outline[0].shape) * outline[1].itemsize
-    if size > (VOXEL_LIMIT_BYTES if limit is None else limit):
+    if size > voxel_limit(options):
         raise ScanError(Reason.TOO_LARGE, f"{size >> 20} MiB of voxels")
 
 
