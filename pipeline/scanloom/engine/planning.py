@@ -129,7 +129,8 @@ def _plan(
 ) -> tuple[RunPlan, RunCases, Costs, ExecutionSite]:
     """Plan a run over an index; also return its cases, what cases cost, and where they run."""
     workflow, site = request.workflow, find_site(request)
-    cases = RunCases.of_index(index, request, key, out, scope)
+    cases = RunCases(index, request, key, out, scope)
+    cases.compare()
     prepared = [
         prepare(
             case,

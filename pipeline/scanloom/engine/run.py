@@ -416,9 +416,10 @@ class _Run(RunSteps):
             if self._pool is None:  # no case began early
                 self.case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
             case_file = self.case_file
-            self.cases = cases = RunCases.of_index(
+            self.cases = cases = RunCases(
                 index, request, key, self.out, scope, pending=case_file, ledger=Ledger(self.out)
             )
+            cases.compare()
             case_file.sync()
             self.enter(cases)
             complete = True

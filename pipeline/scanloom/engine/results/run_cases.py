@@ -44,9 +44,6 @@ _WHOLE = (ResultState.CURRENT, ResultState.UNSURE, ResultState.CHANGED)
 
 PassOn = Callable[[Iterator[Inputs]], Iterator[Inputs]]
 """Passes on the series of some of many cases."""
-Candidates = Callable[[Leave, Leave, PassOn], Iterator[tuple[Inputs, Case]]]
-"""Yields the cases that a workflow selects, without files, of the series that are passed on; hands
-over series that it leaves out, and, to the second function, those that can't be opened."""
 
 
 class RunCases:
@@ -54,16 +51,16 @@ class RunCases:
 
     Parameters
     ----------
+    index, request
+        The index, and the request that selects cases of it, and by which results are current.
+    key : bytes
+        That of the ids.
     out, scope
         The output folder, and the cases that the run takes.
-    request : Request
-        That of all cases, by which results are current, or differ from it.
-    candidates : callable
-        Gives the cases, as often as it is called.
+    series : sequence of IndexedSeries, optional
+        Those of the index from which is selected; by default, all.
     pending : list of Case or CaseFile, optional
         Receives the cases to be worked on.
-    complete : callable
-        Returns a case with its files. A case that is not pending needs none.
     ledger : Ledger or None
         Knows current results without a look at their folders; for many cases.
 
@@ -91,17 +88,19 @@ class RunCases:
 
     def __init__(
         self,
+        index: Index,
+        request: Request,
+        key: bytes,
         out: Path,
         scope: Scope,
-        request: Request,
-        candidates: Candidates,
+        series: Sequence[IndexedSeries] | None = None,
         pending: list[Case] | CaseFile | None = None,
-        complete: Callable[[Inputs, Case], Case] = lambda _, case: case,
         ledger: Ledger | None = None,
     ) -> None:
         self._since = pending.end if isinstance(pending, CaseFile) else 0
-        self._out, self._scope, self._request = out, scope, request
-        self._candidates, self._complete, self._ledger = candidates, complete, ledger
+        self._index, self._request, self._key = index, request, key
+        self._out, self._scope, self._ledger = out, scope, ledger
+        self._all_series = index.series if series is None else series
         self._folders = crosswalk.renamed_folders(out) or {}
         self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
         self._ended = Outcomes()
@@ -111,43 +110,6 @@ class RunCases:
         self.copies: list[Case] = []
         self.endings, self.left_out = Outcomes(), Outcomes()
         self.selected = self.total = self.refused = self.work = 0
-
-    @classmethod
-    def of_index(
-        cls,
-        index: Index,
-        request: Request,
-        key: bytes,
-        out: Path,
-        scope: Scope,
-        series: Sequence[IndexedSeries] | None = None,
-        pending: list[Case] | CaseFile | None = None,
-        ledger: Ledger | None = None,
-    ) -> RunCases:
-        """Return the cases of an index, or of some of its series, that a request selects."""
-        all_series = index.series if series is None else series
-
-        def candidates(leave: Leave, fail: Leave, pass_on: PassOn) -> Iterator[tuple[Inputs, Case]]:
-            workflow, cards = request.workflow, request.cards
-            chosen = select(all_series, workflow, cards, leave, index.store)
-            return make_cases(index, pass_on(chosen), request, key, fail)
-
-        run_cases = cls(
-            out,
-            scope,
-            request,
-            candidates,
-            pending,
-            partial(with_files, index),
-            ledger,
-        )
-        ambiguous = run_cases.compare(_shared_ids(all_series), key)
-        if ambiguous:
-            detail = "another file has the same id but different content between the samples"
-            for name in _ids(all_series):
-                if name in ambiguous:
-                    run_cases.left_out.append(Outcome(name, Reason.ID_TAKEN.code, detail))
-        return run_cases
 
     @property
     def unstated(self) -> int:
@@ -199,34 +161,36 @@ class RunCases:
             other_names.update(self._names.missing(batch))
         return other_names
 
-    def compare(self, shared: frozenset[int] = frozenset(), key: bytes = b"") -> set[str]:
+    def _candidates(
+        self, leave: Leave, fail: Leave, pass_on: PassOn = iter
+    ) -> Iterator[tuple[Inputs, Case]]:
+        """Yield the cases that the request selects, without files.
+
+        Series that it leaves out are handed over, and those that can't be opened. Only cases whose
+        index entries are passed on are made.
+        """
+        request, index = self._request, self._index
+        chosen = select(self._all_series, request.workflow, request.cards, leave, index.store)
+        return make_cases(index, pass_on(chosen), request, self._key, fail)
+
+    def compare(self) -> None:
         """Divide the cases by whether they ended in an earlier run; note the outcomes of those.
 
-        Equal volume files are one case, whatever their paths.
-
-        Parameters
-        ----------
-        shared : frozenset of int
-            Hashes of the series ids that several series have.
-        key : bytes
-            That of the ids, to compare files of equal ids.
-
-        Returns
-        -------
-        set of str
-            Ids of several files that are not equal: they get no case.
+        Equal volume files are one case, whatever their paths; files of one id that are not equal
+        are left out.
         """
-        unique, ambiguous = self._unique(shared, key) if shared else ({}, set[str]())
+        shared = _shared_ids(self._all_series)
+        unique, ambiguous = self._unique(shared) if shared else ({}, set[str]())
         seen, waiting = set[str](), set[str]()  # of shared ids
         failed: list[Outcome] = []
-        pass_on = partial(self._take_known, shared, key)
+        pass_on = partial(self._take_known, shared)
         for inputs, light in self._candidates(self.left_out.append, failed.append, pass_on):
             case, is_own = self._named(light), self._scope.holds(light.id)
             is_copy = case.id in seen
             if hash(inputs[0].id) in shared:
                 if is_own:
                     try:
-                        case = self._complete(inputs, case)
+                        case = with_files(self._index, inputs, case)
                     except ScanError as error:
                         failed += _failed(inputs, error)
                         continue
@@ -250,11 +214,12 @@ class RunCases:
             and self._scope.holds(entry.id)
             for entry in self.left_out
         )
-        return ambiguous
+        detail = "another file has the same id but different content between the samples"
+        for name in _ids(self._all_series) if ambiguous else ():
+            if name in ambiguous:
+                self.left_out.append(Outcome(name, Reason.ID_TAKEN.code, detail))
 
-    def _take_known(
-        self, shared: frozenset[int], key: bytes, chosen: Iterator[Inputs]
-    ) -> Iterator[Inputs]:
+    def _take_known(self, shared: frozenset[int], chosen: Iterator[Inputs]) -> Iterator[Inputs]:
         """Take the cases whose results are current by the ledger; pass on all others.
 
         Many are compared at once, before the objects of a case are made.
@@ -264,7 +229,7 @@ class RunCases:
             return
         while batch := list(itertools.islice(chosen, COMPARED_AT_ONCE)):
             names = [self._folders.get(inputs[0].id) or inputs[0].id for inputs in batch]
-            stamps = [_stamp_of(inputs, key) for inputs in batch]
+            stamps = [_stamp_of(inputs, self._key) for inputs in batch]
             current = self._ledger.hold(names, self._request.recipe, stamps)
             for inputs, name, is_current in zip(batch, names, current, strict=True):
                 case = inputs[0].id
@@ -284,7 +249,7 @@ class RunCases:
         outcome = self._earlier_outcome(case)
         if outcome is None:
             try:
-                case = self._complete(inputs, case)
+                case = with_files(self._index, inputs, case)
             except ScanError as error:
                 failed += _failed(inputs, error)
                 return False
@@ -314,23 +279,23 @@ class RunCases:
         self._ended.append(outcome)
         self._note(outcome, series)
 
-    def _unique(self, shared: frozenset[int], key: bytes) -> tuple[dict[str, Case], set[str]]:
+    def _unique(self, shared: frozenset[int]) -> tuple[dict[str, Case], set[str]]:
         """Return one case for each of the shared ids, and the ids of files that are not equal.
 
         Ids of volume files are computed from samples of them.
         """
         unique: dict[str, Case] = {}
         ambiguous: set[str] = set()
-        for inputs, light in self._candidates(_ignore, _ignore, iter):
+        for inputs, light in self._candidates(_ignore, _ignore):
             if hash(inputs[0].id) not in shared or not self._scope.holds(light.id):
                 continue
             with suppress(ScanError):  # unreadable: `compare`, or its worker, reports that
-                case = self._complete(inputs, self._named(light))
+                case = with_files(self._index, inputs, self._named(light))
                 earlier = unique.setdefault(case.id, case)
                 if earlier is case or case.id in ambiguous:
                     continue
-                unique[case.id] = with_source_hash(earlier, key)
-                if with_source_hash(case, key).source_hash != unique[case.id].source_hash:
+                unique[case.id] = with_source_hash(earlier, self._key)
+                if with_source_hash(case, self._key).source_hash != unique[case.id].source_hash:
                     ambiguous.add(case.id)
         return unique, ambiguous
 
@@ -351,7 +316,7 @@ class RunCases:
         """Note the outcomes that cases of other shards have by now."""
         if self._scope.shard is None:
             return
-        for inputs, light in self._candidates(_ignore, _ignore, iter):
+        for inputs, light in self._candidates(_ignore, _ignore):
             case = self._named(light)
             if not self._scope.holds(case.id):
                 outcome = self._earlier_outcome(case)

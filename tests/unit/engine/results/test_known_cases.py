@@ -102,7 +102,9 @@ def test_the_ledger_gives_the_cases_that_folders_give(
     index = build_index([tmp_path / "scans"], KEY, out)
 
     def cases(scope: Scope, ledger: Ledger | None) -> RunCases:
-        return RunCases.of_index(index, request, KEY, out, scope, series, ledger=ledger)
+        of_series = RunCases(index, request, KEY, out, scope, series, ledger=ledger)
+        of_series.compare()
+        return of_series
 
     selected = list(cases(Scope(), None).pending)
     results = {case.id: case.stamp for case in selected}
