@@ -277,7 +277,11 @@ class Prepared:
         return self.refusal is not None and self.estimate is not None
 
     def ended(self) -> CaseRecord | None:
-        """Return the record of a case that is refused or has its result; None if it is to run."""
+        """Return the record of a case that is refused or has its result; None if it is to run.
+
+        The result gets the case's source stamp, by which the next run knows it without reading the
+        scan.
+        """
         if self.refusal is not None:
             return failed_record(self.case.id, self.refusal)
         if self.state is not ResultState.CURRENT or self.folder is None:
