@@ -19,6 +19,7 @@ from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine import case_progress, run_files
+from scanloom.engine.clusters.kinds import LOCAL, NO_CLUSTER
 from scanloom.engine.costs import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.early_cases import (
     ENOUGH_CASES,
@@ -61,7 +62,6 @@ from scanloom.io.write.bids import BIDS, check_bids, write_bids
 from scanloom.review.report.page import write_report
 from scanloom.version import __version__
 
-NO_CLUSTER, LOCAL = "none", "local"
 _THIS_MACHINE = (LOCAL, NO_CLUSTER)
 """Clusters on this machine, so that its energy counters and its cost model apply."""
 
@@ -98,7 +98,7 @@ class RunOptions:
 
     out: Path
     key: Path | None = None
-    cluster: str = "local"
+    cluster: str = LOCAL
     scope: Scope = field(default_factory=Scope)
     take_over: bool = False
     metrics: Path | None = None

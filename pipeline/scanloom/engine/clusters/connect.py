@@ -15,15 +15,13 @@ from typing import Any
 from scanloom.core import Reason, ScanError
 from scanloom.engine.case.models import check_unchanged
 from scanloom.engine.clusters import contact
-from scanloom.engine.clusters.kinds import WORKER_TIMEOUT_S, cluster_names, find_kind
+from scanloom.engine.clusters.kinds import LOCAL, WORKER_TIMEOUT_S, cluster_names, find_kind
 from scanloom.engine.machine.devices import local_devices, worker_environment
 from scanloom.engine.prepare import Request
 from scanloom.engine.worker.messages import CaseFile, ChildSetup
 from scanloom.engine.worker.pool import Pool
 from scanloom.engine.workflow.schema import Execution
 from scanloom.io.system.scratch_folders import check_room
-
-LOCAL = "local"
 
 _POLL_INTERVAL_S = 3.0
 """Time between two checks that all requested workers are running."""
