@@ -39,7 +39,7 @@ from meter import Stages, Watch, machine, parse, table
 
 STEPS = {
     "ledger": ("Ledger",),
-    "select and compare": ("RunCases", "of_index"),
+    "select and compare": ("RunCases", "compare"),
     "enter": ("_Run", "enter"),
     "leave": ("_Run", "leave"),
     "tables": ("write_tables",),

@@ -31,7 +31,7 @@ import sys
 from scanloom.cli.main import main
 from scanloom.engine import run
 from support import engine_models
-run.load_models = engine_models.formula_models
+run.model_loader = engine_models.formula_loader
 if sys.argv.pop(1) == "index":
     run.may_begin_early = lambda _: False
 main()

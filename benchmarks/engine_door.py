@@ -13,7 +13,7 @@ from meter import machine, parse, table
 
 from scanloom.core import Case
 from scanloom.engine.prepare import OutputTarget
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.messages import ChildSetup
 from scanloom.engine.worker.pool import LocalPool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 
@@ -28,8 +28,8 @@ def run(
     folder.mkdir()
     weights = folder / "weights"
     weights.write_bytes(b"none")
-    setup = WorkerSetup(
-        OutputTarget(folder / "out", "print"), partial(sleepers, weights, sleep), in_flight
+    setup = ChildSetup(
+        OutputTarget(folder / "out", bytes(32)), partial(sleepers, weights, sleep), in_flight
     )
     pool = LocalPool(WorkerSupervisor(setup, 600.0), in_flight)
     spans: list[tuple[float, float]] = []

@@ -18,10 +18,10 @@ from meter import machine, parse, table
 from scanloom.core import Case
 from scanloom.engine.clusters.connect import local_cluster
 from scanloom.engine.clusters.contact import hold_handshake
-from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
+from scanloom.engine.clusters.dask_pool import DaskPool, SupervisorSetup
 from scanloom.engine.prepare import OutputTarget, prepare
 from scanloom.engine.steps import run_case
-from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.messages import CaseFile, ChildSetup
 from scanloom.engine.worker.pool import dispatch_cases
 from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import ResultState, result_state
@@ -39,7 +39,7 @@ def serial(cases: Sequence[Case], out: Path, weights: Path, seconds: float) -> f
     """Return the seconds of a plain loop over the doors."""
     models = sleepers(weights, seconds)
     cards = [model.card for model in models]
-    warm, target = (OutputTarget(each, "print") for each in (out.with_name("warm"), out))
+    warm, target = (OutputTarget(each, bytes(32)) for each in (out.with_name("warm"), out))
     run_case(prepare(cases[0], cards, warm), lambda: models, warm)
     start = time.perf_counter()
     for case in cases:
@@ -53,7 +53,7 @@ def engine(
     cases: Sequence[Case], out: Path, weights: Path, seconds: float, workers: int
 ) -> Iterator[Callable[..., float]]:
     """Give a function that works on some cases through Dask and returns its seconds."""
-    child = WorkerSetup(OutputTarget(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
+    child = ChildSetup(OutputTarget(out, bytes(32)), partial(sleepers, weights, seconds), IN_FLIGHT)
     private = out.parent
     private.mkdir(parents=True, exist_ok=True)
     case_file = CaseFile(private / "case_file")
@@ -64,7 +64,7 @@ def engine(
         local_cluster([""] * workers, IN_FLIGHT, private) as client,
         hold_handshake(out) as handshake,
     ):
-        setup = EngineSetup("run", child, 600.0, private, handshake)
+        setup = SupervisorSetup("run", child, 600.0, private, handshake)
         pool = DaskPool(client, case_file, setup)
 
         def go(batch: Sequence[Case]) -> float:

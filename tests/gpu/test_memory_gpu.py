@@ -12,7 +12,7 @@ import torch
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError, Volume
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.sliding_window import BatchSize, SlidingWindow
+from scanloom.inference.sliding_window import BatchSize, Fold, SlidingWindow
 from support import model_cards
 
 pytestmark = [
@@ -51,7 +51,7 @@ def slider(windows: int) -> SlidingWindow:
     network = torch.nn.Sequential(
         torch.nn.Conv3d(1, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv3d(32, 3, 1)
     ).cuda()
-    return SlidingWindow(network, Window((96, 96, 96), 0.25), batch=BatchSize(windows))
+    return SlidingWindow([Fold(network)], Window((96, 96, 96), 0.25), batch=BatchSize(windows))
 
 
 def test_fewer_windows_at_once_give_the_same_scores() -> None:

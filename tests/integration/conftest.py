@@ -38,5 +38,5 @@ def runs(
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, formula_runs.environment[name])
     monkeypatch.setattr("scanloom.engine.worker.supervisor.subprocess", warm_workers)
-    monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
+    monkeypatch.setattr("scanloom.engine.run.model_loader", em.formula_loader)
     return formula_runs

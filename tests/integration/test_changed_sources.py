@@ -19,7 +19,7 @@ from scanloom.core import Series, StepTimer
 from scanloom.engine.prepare import OutputTarget, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.selection import Scope
-from scanloom.io.identity import channels_hash, key_fingerprint
+from scanloom.io.identity import channels_hash
 from scanloom.io.read import load_volume
 from support import engine_models as em
 from support.commands import scanloom
@@ -462,7 +462,7 @@ def test_a_file_that_changes_while_it_is_read_gives_no_result(tmp_path: Path) ->
             file.write_bytes(file.read_bytes())
 
     key = b"k" * 32
-    target = OutputTarget(tmp_path / "out", key_fingerprint(key), key=key)
+    target = OutputTarget(tmp_path / "out", key)
     (tmp_path / "weights").touch()
     models = em.threshold_models(tmp_path / "weights")
     prepared = prepare(case, [model.card for model in models], target)

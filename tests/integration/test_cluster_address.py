@@ -31,7 +31,7 @@ def test_workers_that_come_late_take_part_and_one_that_dies_blames_nobody(tmp_pa
 
 
 def workers_seen(run: ClusterRun) -> set[str]:
-    """Return the engine children that have worked."""
+    """Return the child processes that have worked."""
     starts = run.notes / "starts"
     lines = starts.read_text().split("\n") if starts.exists() else []
     return {line.split()[1] for line in lines if line}

@@ -56,7 +56,7 @@ def test_half_a_scan_is_published_with_a_flag(
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, runs.environment[name])
     monkeypatch.setattr("scanloom.engine.worker.supervisor.subprocess", warm_workers)
-    monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
+    monkeypatch.setattr("scanloom.engine.run.model_loader", em.formula_loader)
 
     runs("--archives")
 

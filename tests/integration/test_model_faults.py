@@ -145,7 +145,7 @@ def test_a_run_says_no_path_of_its_model(
     out = bundle.parent.parent / "out"
     for name, value in formula_environment(tmp_path / "notes").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("scanloom.engine.run.load_models", engine_models.formula_models)
+    monkeypatch.setattr("scanloom.engine.run.model_loader", engine_models.formula_loader)
     site = "execution: {cluster: {python: /home/jane/python, ssh_options: [-i /home/jane/id]}}\n"
 
     ended = scanloom("run", workflow_of(bundle, site), series, "--out", out, "--cluster", "none")

@@ -79,7 +79,7 @@ def by_formula(patch: pytest.MonkeyPatch, runs: Runs, workers: SimpleNamespace) 
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         patch.setenv(name, runs.environment[name])
     patch.setattr("scanloom.engine.worker.supervisor.subprocess", workers)
-    patch.setattr("scanloom.engine.run.load_models", em.formula_models)
+    patch.setattr("scanloom.engine.run.model_loader", em.formula_loader)
 
 
 @pytest.fixture

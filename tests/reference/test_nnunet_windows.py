@@ -70,8 +70,7 @@ def test_three_dimensions(axis: int, mirror: Any, folds: int) -> None:
         sums="float16",
         mirror=mirror or (),
     )
-    further = [Fold(network) for network in networks[1:]]
-    slider = SlidingWindow(networks[0], window, folds=further)
+    slider = SlidingWindow([Fold(network) for network in networks], window)
     with torch.inference_mode():
         ours = torch.cat([b.scores.clone() for b in slider.slide(image, axis)])
 
@@ -91,7 +90,7 @@ def test_two_dimensions(axis: int, mirror: Any) -> None:
         mirror=(1, 2) if mirror else (),
         plane=0,
     )
-    slider = SlidingWindow(PlaneNetwork(network, 0), window)
+    slider = SlidingWindow([Fold(PlaneNetwork(network, 0))], window)
     with torch.inference_mode():
         ours = torch.cat([b.scores.clone() for b in slider.slide(image, axis)])
 

@@ -4,7 +4,7 @@
 
 An archive of small studies is made in FOLDER (and kept for the next time), a fifth of them
 compressed, a few damaged. It is run undisturbed, then again with SIGKILL for client, scheduler,
-worker, engine child and decode child while cases are being indexed, loaded, segmented, written,
+worker, child process and decode child while cases are being indexed, loaded, segmented, written,
 published and reported; the stage of the run is seen from outside, by its folder and by /proc. An
 ended process is started again. At the end everything is compared byte for byte. A formula stands
 for the network (`formula_run.py`).
@@ -203,11 +203,11 @@ class RunFolder:
         ]
 
     def decoders(self, engine: int) -> list[int]:
-        """Return the processes that decode for an engine child: children of its helper."""
+        """Return the processes that decode for a child process: children of its helper."""
         return [worker for helper in children(engine) for worker in children(helper)]
 
     def loading(self, engine: int) -> bool:
-        """Whether an engine child has a file of the archive open."""
+        """Whether a child process has a file of the archive open."""
         try:
             files = [os.readlink(fd.path) for fd in os.scandir(f"/proc/{engine}/fd")]  # noqa: PTH115 fast
         except OSError:

@@ -9,8 +9,9 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import nibabel as nib
@@ -118,8 +119,8 @@ class Formula(Threshold):
             mark.unlink(missing_ok=True)  # another scan may be as bright
 
 
-def formula_models(*_: object) -> Sequence[Threshold]:
-    """Stand in for `scanloom.engine.case.models.load_models`."""
+def formula_models(_: int = 1) -> Sequence[Threshold]:
+    """Load models, in a child process."""
     if os.environ.get("FORMULA_BROKEN"):
         CaseFolder.publish = publish_bit_by_bit  # type: ignore[method-assign]
     notes = Path(os.environ["FORMULA"])
@@ -127,6 +128,11 @@ def formula_models(*_: object) -> Sequence[Threshold]:
     weights = notes / "weights"
     weights.touch()
     return (Formula(weights, notes, float(os.environ["FORMULA_SECONDS"])),)
+
+
+def formula_loader(_: object, planned_cases: int, out: Path) -> Callable[[], Sequence[Threshold]]:
+    """Stand in for `scanloom.engine.prepare.model_loader`."""
+    return partial(formula_models, planned_cases)
 
 
 def note_process(notes: Path) -> None:

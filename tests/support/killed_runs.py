@@ -1,6 +1,6 @@
 """Runs by formula over an archive of tiny scans in small parts, of which all processes are killed.
 
-A run is forked from a server that has imported everything, and so is its engine child. All limits
+A run is forked from a server that has imported everything, and so is its child process. All limits
 are small: files of a part of the index, rows in memory, and rows that are appended before a table
 is written anew.
 """
@@ -42,7 +42,7 @@ def main() -> None:
     notes = Path(os.environ["FORMULA"])
     engine_models.note_process(notes)
     ours, theirs = socket.socketpair()
-    if os.fork() == 0:  # the server of engine children
+    if os.fork() == 0:  # the server of child processes
         ours.close()
         engine_models.note_process(notes)
         serve(theirs)
@@ -51,15 +51,15 @@ def main() -> None:
     server = ForkServer(ours)
     warm_workers.fork_server = lambda: server  # type: ignore[assignment]
     supervisor.subprocess = warm_workers.WARM_WORKERS  # type: ignore[assignment]
-    run.load_models = small_models  # type: ignore[assignment]
+    run.model_loader = lambda *_: small_models  # type: ignore[assignment]
     make_small()
     Pace(SimpleNamespace(setattr=setattr))  # else such an index is complete before its first case
     watch_operations()
     command()
 
 
-def small_models(*_: object) -> Sequence[Threshold]:
-    """Load models, in an engine child."""
+def small_models() -> Sequence[Threshold]:
+    """Load models, in a child process."""
     make_small()
     watch_operations()
     return formula_models()

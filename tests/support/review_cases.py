@@ -17,7 +17,7 @@ import numpy as np
 from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, StepTimer, Volume
 from scanloom.engine.prepare import OutputTarget, prepare
 from scanloom.engine.steps import run_case
-from scanloom.io.identity import case_id, key_fingerprint
+from scanloom.io.identity import case_id
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import source_from_series
 from scanloom.options import Modality
@@ -130,7 +130,7 @@ def publish_scan(
     read = ReadOptions(modality=modality)
     case = Case(number, series, Outputs(also=tuple(also)), "", recipe, read)
     replace = recipe != RECIPE
-    target = OutputTarget(folder / "out", key_fingerprint(KEY), key=KEY, replace=replace)
+    target = OutputTarget(folder / "out", KEY, replace)
     model = kind(weights, first, layers)
     prepared = prepare(case, [model.card], target)
     record = prepared.ended() or run_case(

@@ -246,15 +246,16 @@ def test_page_of_models_lists_the_networks() -> None:
     assert listed == in_bundles - {"Vista3d"} | {"vista3d132"}  # bundles name the function
 
 
-def test_places_of_additions_exist() -> None:
-    """CONTRIBUTING's "How to add ..." names folders, and names in files."""
+def test_places_in_the_code_exist() -> None:
+    """CONTRIBUTING tells the way of a case, and how to add to it, by folders and names in files."""
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    text = page.partition("\n## How to add")[2].partition("\n## ")[0]
-    names = re.findall(r"`(\w+)`(?: in a panel)? of `([\w/]+\.py)`", text)
-    assert len(names) > 10
-    for name, path in names:
-        file = source(path)
-        assert file is not None, path
-        assert re.search(rf"\b{name}\b", file.read_text("utf-8")), f"{name} of {path}"
-    for folder in re.findall(r"`((?:\w+/)+)`", text):
-        assert source(folder), folder
+    for section in ("The way of a case", "How to add"):
+        text = page.partition(f"\n## {section}")[2].partition("\n## ")[0]
+        names = re.findall(r"`(\w+)` of `([\w/]+\.py)`", text)
+        assert len(names) > 10
+        for name, path in names:
+            file = source(path)
+            assert file is not None, path
+            assert re.search(rf"\b{name}\b", file.read_text("utf-8")), f"{name} of {path}"
+        for folder in re.findall(r"`((?:\w+/)+)`", text):
+            assert source(folder), folder

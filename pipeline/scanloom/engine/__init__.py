@@ -1,1 +1,1 @@
-"""From a path to results: load, segment, write."""
+"""A case from its path to its results, runs over archives, and the service that listens."""

@@ -23,7 +23,8 @@ from typing import Self
 
 from scanloom.core import DICOM, Case, CaseRecord, ScanError
 from scanloom.engine.outcomes import NameSet, Outcome
-from scanloom.engine.prepare import Request, make_cases, with_files
+from scanloom.engine.prepare import Request
+from scanloom.engine.results.run_cases import make_cases, with_files
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow

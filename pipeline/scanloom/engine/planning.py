@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
@@ -34,7 +33,7 @@ from scanloom.core import (
     format_bytes,
     format_duration,
 )
-from scanloom.engine.case.models import check_networks, load_models
+from scanloom.engine.case.models import check_networks
 from scanloom.engine.costs import (
     PLAN_FILE,
     CaseCost,
@@ -45,10 +44,17 @@ from scanloom.engine.costs import (
 )
 from scanloom.engine.machine.devices import local_devices
 from scanloom.engine.plan import ExecutionSite, PlannedCase, Range, RunPlan, SamplePlan, Totals
-from scanloom.engine.prepare import Outline, OutputTarget, Prepared, Request, prepare
+from scanloom.engine.prepare import (
+    Outline,
+    OutputTarget,
+    Prepared,
+    Request,
+    model_loader,
+    prepare,
+)
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.messages import ChildSetup
 from scanloom.engine.worker.supervisor import WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope, check_channels
@@ -123,7 +129,8 @@ def _plan(
 ) -> tuple[RunPlan, RunCases, Costs, ExecutionSite]:
     """Plan a run over an index; also return its cases, what cases cost, and where they run."""
     workflow, site = request.workflow, find_site(request)
-    cases = RunCases.of_index(index, request, key, out, scope)
+    cases = RunCases(index, request, key, out, scope)
+    cases.compare()
     prepared = [
         prepare(
             case,
@@ -598,9 +605,8 @@ def _try_cases(
     Results go to a folder in the output folder's `private/`, which is removed. Models or a machine
     that can process no case raise ScanError.
     """
-    fingerprint, workflow = key_fingerprint(key), request.workflow
-    execution = workflow.execution
-    with private_folder(out, fingerprint) as private:
+    execution = request.workflow.execution
+    with private_folder(out, key_fingerprint(key)) as private:
         scratch_folder = TemporaryDirectory(
             prefix="trial-", dir=private, ignore_cleanup_errors=True
         )
@@ -608,17 +614,9 @@ def _try_cases(
         scratch = Path(name)
         with suppress(FileNotFoundError):  # what a run would find; what is decided here is not kept
             shutil.copytree(out / ENGINES, scratch / ENGINES, symlinks=True)
-        setup = WorkerSetup(
-            OutputTarget(scratch, fingerprint, key=key),
-            partial(
-                load_models,
-                workflow.models,
-                request.digests,
-                execution,
-                workflow.computed_labels,
-                len(cases),
-                scratch,
-            ),
+        setup = ChildSetup(
+            OutputTarget(scratch, key),
+            model_loader(request, len(cases), scratch),
             memory_limit=execution.memory_limit,
         )
         worker = WorkerSupervisor(setup, execution.time_limit)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,20 +46,16 @@ from scanloom.core import (
 )
 from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.differences import explained_result_state
-from scanloom.engine.case.models import check_structures, unique_cards
+from scanloom.engine.case.models import check_structures, load_models, unique_cards
 from scanloom.engine.case.recipe import recipe_hash
 from scanloom.engine.case.writers import check_packages, estimate_writers
-from scanloom.engine.outcomes import Outcome
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.selection import Inputs, Leave
 from scanloom.inference.graph import Predictor, sharing_groups
-from scanloom.io.formats import count_volumes
-from scanloom.io.identity import case_id, channels_hash, source_stamp
-from scanloom.io.index.build import Index
+from scanloom.io.identity import channels_hash
 from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.read import read_outline
-from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
+from scanloom.io.voxel_values import voxel_limit
 
 if TYPE_CHECKING:
     from scanloom.inference.memory import CaseEstimate, Placement
@@ -174,6 +169,25 @@ class Request:
         return (workflow.output_options, *options)
 
 
+def model_loader(
+    request: Request, planned_cases: int, out: Path
+) -> Callable[[], tuple[Predictor, ...]]:
+    """Return the function that loads the models of a request, in this process or in another.
+
+    For the scans of a command, whose number is `planned_cases`, and the output folder `out`.
+    """
+    workflow = request.workflow
+    return partial(
+        load_models,
+        workflow.models,
+        request.digests,
+        workflow.execution,
+        workflow.computed_labels,
+        planned_cases,
+        out,
+    )
+
+
 def _with_usual_structures(workflow: Workflow, cards: tuple[ModelCard, ...]) -> Workflow:
     """Return a workflow without structures that are on request only, if its outputs name none.
 
@@ -190,87 +204,6 @@ def _with_usual_structures(workflow: Workflow, cards: tuple[ModelCard, ...]) -> 
     usual = labels - (on_request - relations.named_labels)
     outputs = workflow.outputs.model_copy(update={"structures": tuple(sorted(usual))})
     return workflow.model_copy(update={"outputs": outputs})
-
-
-def may_be_several(inputs: Inputs) -> bool:
-    """Return whether the index entries of a case have several volumes, each a case of its own.
-
-    Else the case has the id of the first series.
-    """
-    return inputs[0].reason in (Reason.PHASES, Reason.FOUR_D)
-
-
-def stamp_of(inputs: Inputs, key: bytes) -> str:
-    """Return the source stamp of the case of some index entries."""
-    return source_stamp([series.stamp for series in inputs], key)
-
-
-def make_cases(
-    index: Index, selected: Iterable[Inputs], request: Request, key: bytes, leave: Leave
-) -> Iterator[tuple[Inputs, Case]]:
-    """Yield the index entries of each case, and the case, without its files.
-
-    Their names are many, and most cases of an archive may have a result: `with_files` adds them. A
-    series of which several volumes are taken is opened, so that its cases have their files. If it
-    can't be, it has no case, and is handed over.
-    """
-    for inputs in selected:
-        first, several = inputs[0], may_be_several(inputs)
-        try:
-            most = None if several else 0
-            series, *channels = (index.as_series(entry, most) for entry in inputs)
-            all_phases = several and request.workflow.policy.phases == "all"
-            count = count_volumes(series) if all_phases else 1
-        except ScanError as error:
-            for entry in inputs:
-                leave(Outcome(entry.id, error.code, error.detail))
-            continue
-        stamp = stamp_of(inputs, key)
-        for phase in range(count) if several else (None,):
-            number = first.id if phase is None else case_id(series, key, phase)
-            yield inputs, request.case(number, series, tuple(channels), phase=phase, stamp=stamp)
-
-
-def with_files(index: Index, inputs: Inputs, case: Case) -> Case:
-    """Return a case with the files of its index entries.
-
-    Raises
-    ------
-    ScanError
-        If they lie in an archive that can't be unpacked.
-    """
-    if case.series.files:
-        return case
-    series, *channels = map(index.as_series, inputs)
-    return replace(case, series=series, further_channels=tuple(channels))
-
-
-def unique_cases(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str]]:
-    """Return one case for each id: equal volume files are one case, whatever their paths.
-
-    Returns
-    -------
-    (cases, conflicts)
-        `conflicts` are ids of several files that are not equal: ids are computed from samples of
-        a file. They get no case.
-    """
-    by_id: dict[str, Case] = {}
-    conflicts: set[str] = set()
-    for case in cases:
-        earlier = by_id.setdefault(case.id, case)
-        if earlier is case or case.id in conflicts:
-            continue
-        with suppress(ScanError):  # unreadable: its worker reports that
-            by_id[case.id] = with_source_hash(earlier, key)
-            if with_source_hash(case, key).source_hash != by_id[case.id].source_hash:
-                conflicts.add(case.id)
-    return [case for case in by_id.values() if case.id not in conflicts], conflicts
-
-
-def id_conflict(name: str) -> Outcome:
-    """Return the outcome of a series whose id several files share."""
-    detail = "another file has the same id but different content between the samples"
-    return Outcome(name, Reason.ID_TAKEN.code, detail)
 
 
 def with_source_hash(case: Case, key: bytes) -> Case:
@@ -294,20 +227,17 @@ class OutputTarget:
     ----------
     out : Path
         The output folder.
-    fingerprint : str
-        Of the key that its ids were made with.
+    key : bytes
+        That of its ids.
     replace : bool
         Whether a result that is there is replaced.
-    key : bytes
-        For the hash of a source that was not hashed yet; empty where all were.
     left_out : collection of str
         Names of writers whose files nobody will see.
     """
 
     out: Path
-    fingerprint: str
+    key: bytes = field(repr=False)
     replace: bool = False
-    key: bytes = field(default=b"", repr=False)
     left_out: Collection[str] = ()
 
 
@@ -347,7 +277,11 @@ class Prepared:
         return self.refusal is not None and self.estimate is not None
 
     def ended(self) -> CaseRecord | None:
-        """Return the record of a case that is refused or has its result; None if it is to run."""
+        """Return the record of a case that is refused or has its result; None if it is to run.
+
+        The result gets the case's source stamp, by which the next run knows it without reading the
+        scan.
+        """
         if self.refusal is not None:
             return failed_record(self.case.id, self.refusal)
         if self.state is not ResultState.CURRENT or self.folder is None:
@@ -411,7 +345,7 @@ def prepare(
         if outline is None:
             outline = read_outline(case.series, case.read, phase=case.phase)
         else:
-            _check_size(outline, case.read.max_size)
+            _check_size(outline, case.read)
         prepared = replace(prepared, outline=outline)
         requested = [requested_card(card, case.compute) for card in cards]
         if memory_limit is not None:
@@ -427,10 +361,10 @@ def prepare(
     return prepared
 
 
-def _check_size(outline: Outline, limit: int | None) -> None:
+def _check_size(outline: Outline, options: ReadOptions) -> None:
     """Refuse a scan that is larger than reading it allows: TOO_LARGE."""
     size = math.prod(outline[0].shape) * outline[1].itemsize
-    if size > (VOXEL_LIMIT_BYTES if limit is None else limit):
+    if size > voxel_limit(options):
         raise ScanError(Reason.TOO_LARGE, f"{size >> 20} MiB of voxels")
 
 

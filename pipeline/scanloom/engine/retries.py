@@ -2,7 +2,7 @@
 
 A case can be retried in four layers; docs/retries.md describes them.
 
-1. In its worker process, by the supervisor of the engine child (`engine.worker.supervisor`).
+1. In its worker process, by the supervisor of the child process (`engine.worker.supervisor`).
 2. On another worker, by the pool of a cluster (`engine.clusters.dask_pool`).
 3. After the loss of its worker, by the dispatcher (`engine.worker.pool`). Lost workers are
    replaced by the module that started them, within its own limits (`engine.clusters.launchers`).

@@ -19,7 +19,7 @@ from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine import case_progress, run_files
-from scanloom.engine.case.models import load_models
+from scanloom.engine.clusters.kinds import LOCAL, NO_CLUSTER
 from scanloom.engine.costs import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.early_cases import (
     ENOUGH_CASES,
@@ -30,12 +30,12 @@ from scanloom.engine.early_cases import (
 )
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
-from scanloom.engine.prepare import OutputTarget, Request
+from scanloom.engine.prepare import OutputTarget, Request, model_loader
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
 from scanloom.engine.results.tables import MANIFEST, write_tables
 from scanloom.engine.results.totals import write_totals
 from scanloom.engine.stop_request import StopRequest
-from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.messages import CaseFile, ChildSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
@@ -62,7 +62,6 @@ from scanloom.io.write.bids import BIDS, check_bids, write_bids
 from scanloom.review.report.page import write_report
 from scanloom.version import __version__
 
-NO_CLUSTER, LOCAL = "none", "local"
 _THIS_MACHINE = (LOCAL, NO_CLUSTER)
 """Clusters on this machine, so that its energy counters and its cost model apply."""
 
@@ -99,7 +98,7 @@ class RunOptions:
 
     out: Path
     key: Path | None = None
-    cluster: str = "local"
+    cluster: str = LOCAL
     scope: Scope = field(default_factory=Scope)
     take_over: bool = False
     metrics: Path | None = None
@@ -207,8 +206,8 @@ def run(
         shown = display(status_writer) if display else nullcontext()
         given_up = stop.handing_back(hand_back)
         with given_up, final_status(status_writer), shown, disk_errors_as_scan_errors():
-            current = _Run(request, options, key, name, status_writer)
-            complete, files = current.execute(paths, stop)
+            current = _Run(request, options, key, name, status_writer, stop)
+            complete, files = current.execute(paths)
             state = "done" if complete else "stopped"
             joules = meter.joules() if meter else None
             status = replace(status_writer.now(), state=state)
@@ -322,19 +321,11 @@ class RunSteps:
     @contextmanager
     def workers(self, case_file: CaseFile) -> Iterator[Pool]:
         """Open the worker processes of the run's cluster; stop them at the end."""
-        workflow, cluster = self.request.workflow, self.options.cluster
-        execution, progress = workflow.execution, self.folder / case_progress.FOLDER
-        setup = WorkerSetup(
-            OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
-            partial(
-                load_models,
-                workflow.models,
-                self.request.digests,
-                execution,
-                workflow.computed_labels,
-                len(case_file),
-                self.out,
-            ),
+        execution, cluster = self.request.workflow.execution, self.options.cluster
+        progress = self.folder / case_progress.FOLDER
+        setup = ChildSetup(
+            OutputTarget(self.out, self.key, self.options.scope.replace),
+            model_loader(self.request, len(case_file), self.out),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
@@ -343,8 +334,8 @@ class RunSteps:
         try:
             if cluster == NO_CLUSTER:
                 log = self.private / "engine.log"
-                engine = WorkerSupervisor(setup, execution.time_limit, log=log)
-                local_pool = LocalPool(engine, execution.in_flight)
+                supervisor = WorkerSupervisor(setup, execution.time_limit, log=log)
+                local_pool = LocalPool(supervisor, execution.in_flight)
                 try:
                     yield local_pool
                 finally:
@@ -352,12 +343,9 @@ class RunSteps:
                 return
             from scanloom.engine.clusters.connect import open_pool
 
-            digests, on_unfit = self.request.digests, self.status_writer.send_away
-            spool = self.options.spool
-            with open_pool(
-                cluster, workflow, digests, case_file, setup, on_unfit, spool
-            ) as cluster_pool:
-                yield cluster_pool
+            on_unfit, spool = self.status_writer.send_away, self.options.spool
+            with open_pool(cluster, self.request, case_file, setup, on_unfit, spool) as dask_pool:
+                yield dask_pool
         finally:  # the progress of its cases, which workers tell
             shutil.rmtree(progress, ignore_errors=True)
 
@@ -400,34 +388,45 @@ def check_run_goes_on(record: CaseRecord) -> None:
 
 
 class _Run(RunSteps):
-    """A run over an archive, from the index to the tables."""
+    """A run over an archive, from the index to the tables; `stop` ends its work on cases."""
 
-    @read_session()
-    def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
-        """Run all stages; return whether the run was completed, and the counts of files."""
+    def __init__(
+        self,
+        request: Request,
+        options: RunOptions,
+        key: bytes,
+        name: str,
+        status_writer: StatusWriter,
+        stop: threading.Event,
+    ) -> None:
+        super().__init__(request, options, key, name, status_writer)
         self.timeline = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
+        self._stop, self._early = stop, EarlyOutcomes(key, self.out, options.scope)
+        self._stack = ExitStack()
         self._pool: Pool | None = None
+
+    @read_session()
+    def execute(self, paths: Sequence[Path]) -> tuple[bool, dict[str, int]]:
+        """Run all stages; return whether the run was completed, and the counts of files."""
         scope, request, key = self.options.scope, self.request, self.key
-        self._early = EarlyOutcomes(key, self.out, scope)
-        with ExitStack() as stack:
-            index = self._index(paths, stop, stack)
-            if self._pool is None:
+        with self._stack:
+            index = self._index(paths)
+            if self._pool is None:  # no case began early
                 self.case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
-            case_file, ledger = self.case_file, Ledger(self.out)
-            cases = RunCases.of_index(
-                index, request, key, self.out, scope, pending=case_file, ledger=ledger
+            case_file = self.case_file
+            self.cases = cases = RunCases(
+                index, request, key, self.out, scope, pending=case_file, ledger=Ledger(self.out)
             )
+            cases.compare()
             case_file.sync()
-            self.cases = cases
-            complete = True
             self.enter(cases)
-            if case_file.wait(0.0) and not stop.is_set():
+            complete = True
+            if case_file.wait(0.0) and not self._stop.is_set():
                 fan_out(self.out, cases.work * (scope.shard or (1, 1))[1])
-                to_work_on = self._unconfirmed(case_file, stop)
-                complete = self._work_on(to_work_on, self._on_outcome, stop, stack)
-            if complete and not stop.is_set():
+                complete = self._work_on(self._unconfirmed(), self._on_outcome)
+            if complete and not self._stop.is_set():
                 self._early.remove()
         # From here on the order decides: a mark needs the records of failed cases, and tables
         # need the marks
@@ -438,16 +437,14 @@ class _Run(RunSteps):
                 write_document(self.folder / PLAN_FILE, self.compared)
         self.leave(index, cases)
         cases.note_other_shards()
-        ledger.gather()
-        del ledger
-        cases.drop_ledger()
+        cases.close_ledger()
         shard = self.folder if scope.shard else None
         files = write_tables(
             self.out, index, cases.left_out, cases.endings, key, shard, self.damaged
         )
-        return complete and not stop.is_set(), files
+        return complete and not self._stop.is_set(), files
 
-    def _index(self, paths: Sequence[Path], stop: threading.Event, stack: ExitStack) -> Index:
+    def _index(self, paths: Sequence[Path]) -> Index:
         """Build the index, and work meanwhile on cases of parts that are complete."""
         build = partial(build_index, paths, self.key, self.out, archives=self.options.archives)
         if not may_begin_early(self.request.workflow):
@@ -456,17 +453,17 @@ class _Run(RunSteps):
         with grown as growing:
             scope = self.options.scope
             cases = EarlyCases(growing, self.request, self.key, self.out, scope, self._early)
-            if cases.wait(stop):
+            if cases.wait(self._stop):
                 file = self.save_workflow() / run_files.CASES_FILE
                 self.case_file = CaseFile(file, at_least=ENOUGH_CASES)
                 cases.begin(self.case_file)
-                self._work_on(cases, self._on_early_outcome, stop, stack)
+                self._work_on(cases, self._on_early_outcome)
             return growing.result()
 
-    def _unconfirmed(self, cases: Iterable[Case], stop: threading.Event) -> Iterator[Case]:
+    def _unconfirmed(self) -> Iterator[Case]:
         """Yield the cases to be worked on; record those that ended before the index."""
-        for case in cases:
-            if stop.is_set():
+        for case in self.case_file:
+            if self._stop.is_set():
                 return
             outcome = self._early.confirm(case)
             if outcome is None:
@@ -476,22 +473,18 @@ class _Run(RunSteps):
                 self._record(case, outcome)
 
     def _work_on(
-        self,
-        cases: Iterable[Case | None],
-        on_outcome: Callable[[Case, CaseOutcome], None],
-        stop: threading.Event,
-        stack: ExitStack,
+        self, cases: Iterable[Case | None], on_outcome: Callable[[Case, CaseOutcome], None]
     ) -> bool:
         """Dispatch cases to the workers, which start with the first ones."""
         if self._pool is None:
             self.timeline.began = time.monotonic()
-            self._pool = stack.enter_context(self.workers(self.case_file))
+            self._pool = self._stack.enter_context(self.workers(self.case_file))
         return dispatch_cases(
             cases,
             self._pool,
             on_outcome,
             on_start=lambda case: self.status_writer.start(case.id),
-            stop=stop,
+            stop=self._stop,
         )
 
     def _on_early_outcome(self, case: Case, outcome: CaseOutcome) -> None:

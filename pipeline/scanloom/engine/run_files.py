@@ -62,7 +62,7 @@ def create_run_folder(
     return name
 
 
-class _Run(NamedTuple):
+class _KnownRun(NamedTuple):
     """A run of an output folder; its shard is (0, 0) if it had none."""
 
     name: str
@@ -101,7 +101,7 @@ def check_other_runs(out: Path, recipe: str, shard: tuple[int, int] | None) -> N
             raise ScanError(Reason.STALE, f"{detail}; give this one the same")
 
 
-def _runs(out: Path) -> Iterator[_Run]:
+def _runs(out: Path) -> Iterator[_KnownRun]:
     """Yield the runs of an output folder, the oldest first; damaged ones are passed over."""
     for folder in sorted((out / RUNS).glob("*/")):
         with suppress(OSError, ValueError, LookupError, TypeError, ScanError):
@@ -110,7 +110,7 @@ def _runs(out: Path) -> Iterator[_Run]:
             state = DIED  # before it wrote its first status
             with suppress(FileNotFoundError):
                 state = Status.read(folder).as_observed().state
-            yield _Run(folder.name, str(made_by["recipe"]), (int(number), int(count)), state)
+            yield _KnownRun(folder.name, str(made_by["recipe"]), (int(number), int(count)), state)
 
 
 def publishable_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
         "remade": bool(record and record.updated),
         "tries": [{**asdict(each), "seconds": round(each.seconds, 3)} for each in outcome.tries],
         "device": [[round(t, 4) for t in span] for span in outcome.device],
-        "engine": outcome.engine,
+        "engine": outcome.supervisor,
     }
     with (folder / LOG).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")

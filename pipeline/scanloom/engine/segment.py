@@ -24,9 +24,16 @@ from scanloom.core import (
 )
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
-from scanloom.engine.case.models import import_heavy, load_models
+from scanloom.engine.case.models import import_heavy
 from scanloom.engine.machine.devices import check_device
-from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
+from scanloom.engine.prepare import (
+    OutputTarget,
+    Prepared,
+    Request,
+    failed_record,
+    model_loader,
+    prepare,
+)
 from scanloom.engine.result_file import ResultFile
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
@@ -113,7 +120,7 @@ def iter_segment(
         is_new, is_unwritable = not options.out.exists(), False
         scans = _Scans(options, request, key, file.left_out if file else ())
         stack.enter_context(closing(scans.session))
-        segmenter = _Segmenter(scans, request, len(paths), file)
+        segmenter = _Segmenter(scans, len(paths), file)
         for path in paths:
             clock = StepTimer(
                 partial(on_step, path) if on_step else None,
@@ -221,10 +228,10 @@ class _Scans:
         key: bytes | None,
         left_out: Collection[str] = (),
     ) -> None:
-        self._options, self._request, self._key = options, request, key
+        self._options, self.request, self._key = options, request, key
         fingerprint = "" if key is None else key_fingerprint(key)
         self.cases = _CaseRegistry(options.out, fingerprint, options.names)
-        self.target = OutputTarget(options.out, fingerprint, options.replace, key or b"", left_out)
+        self.target = OutputTarget(options.out, key or b"", options.replace, left_out)
         self.session = ReadSession()
 
     def select(self, path: Path) -> list[_SelectedSeries]:
@@ -232,7 +239,7 @@ class _Scans:
         options, read = self._options, self._options.read
         with self.session.active():
             candidates = find_series(path, options.out, archives=options.archives)
-            preference = ranking.preference_of(self._request.cards)
+            preference = ranking.preference_of(self.request.cards)
             selected = []
             for series in ranking.select_series(
                 candidates, options.series, preference, read, options.phase
@@ -252,7 +259,7 @@ class _Scans:
     def prepare(self, selected: _SelectedSeries) -> Prepared:
         """Return the case of a series; a fault is its `refusal`."""
         series, phase = selected.series, selected.phase
-        case = self._request.case("", series, phase=phase)
+        case = self.request.case("", series, phase=phase)
         with self.session.active():
             try:
                 if self._key is not None:
@@ -264,7 +271,7 @@ class _Scans:
                 return Prepared(case, refusal=blame(error))
             return prepare(
                 case,
-                self._request.cards,
+                self.request.cards,
                 None if self._key is None else self.target,
                 memory_limit=self._options.memory_limit,
             )
@@ -332,14 +339,11 @@ class _CaseRegistry:
 class _Segmenter:
     """Segments prepared scans with networks that are loaded once.
 
-    The models are those of `request`, as of the moment when the command began.
+    The models are those of the request, as of the moment when the command began.
     """
 
-    def __init__(
-        self, scans: _Scans, request: Request, planned_cases: int, file: ResultFile | None = None
-    ) -> None:
-        self._scans, self._request, self._planned_cases = scans, request, planned_cases
-        self._file = file
+    def __init__(self, scans: _Scans, planned_cases: int, file: ResultFile | None = None) -> None:
+        self._scans, self._planned_cases, self._file = scans, planned_cases, file
         self._hashes: dict[str, str] = {}  # of the sources of this command's results, by case id
         self._predictors: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None  # of the models or OUT: no scan is to blame
@@ -369,31 +373,34 @@ class _Segmenter:
             clock = StepTimer(clock.on_step, clock.on_windows, clock.mark)
 
     def _segment(self, prepared: Prepared, clock: StepTimer) -> CaseRecord:
-        """Return the record of a case: refused, from before, or segmented now."""
-        case, target = prepared.case, self._scans.target
+        """Return the record of a case; that of a failure has the path of the scan."""
+        case = prepared.case
         try:
-            record = prepared.ended()
-            if record is not None and record.reason is None:
-                return _with_content(record)
-            if record is None and self._file and (same := self._file.earlier(case)) is not None:
-                return same
-            if record is None and self._hashes.get(case.id, case.source_hash) != case.source_hash:
-                detail = "another path of this command has the same UIDs, but other content"
-                error = ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
-                record = failed_record(case.id, error)
-            if record is None:
-                self._check_writable()
-                source = crosswalk.source_from_series(case.series, case.id, case.phase)
-                with self._networks() as predictors:
-                    record = run_case(prepared, predictors, target, clock, source=source)
-                if record.reason is None:
-                    return self._file.publish(record, case) if self._file else record
+            record = self._result(prepared, clock)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
-        if record.reason is Reason.INTERNAL:  # its message is for a bug report: no path
-            return record
+        if record.reason is None or record.reason is Reason.INTERNAL:
+            return record  # a bug's message is for a report: no path
         return replace(record, private=record.private or crosswalk.source_path(case.series))
+
+    def _result(self, prepared: Prepared, clock: StepTimer) -> CaseRecord:
+        """Return the record of a case: refused, from before, or segmented now."""
+        case = prepared.case
+        if (ended := prepared.ended()) is not None:
+            return _with_content(ended) if ended.reason is None else ended
+        if self._file and (same := self._file.earlier(case)) is not None:
+            return same
+        if self._hashes.get(case.id, case.source_hash) != case.source_hash:
+            detail = "another path of this command has the same UIDs, but other content"
+            raise ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
+        self._check_writable()
+        source = crosswalk.source_from_series(case.series, case.id, case.phase)
+        with self._networks() as predictors:
+            record = run_case(prepared, predictors, self._scans.target, clock, source=source)
+        if self._file and record.reason is None:
+            return self._file.publish(record, case)
+        return record
 
     def _check_writable(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""
@@ -423,16 +430,10 @@ class _Segmenter:
             yield coming.result
 
     def _load_networks(self) -> Sequence[Predictor]:
-        workflow = self._request.workflow
+        scans = self._scans
         try:
-            self._predictors = load_models(
-                workflow.models,
-                self._request.digests,
-                workflow.execution,
-                workflow.computed_labels,
-                planned_cases=self._planned_cases,
-                out=self._scans.target.out,
-            )
+            load = model_loader(scans.request, self._planned_cases, scans.target.out)
+            self._predictors = load()
         except Exception as error:
             self._fault = blame(error)
             raise self._fault from error

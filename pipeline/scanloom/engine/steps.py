@@ -42,6 +42,7 @@ from scanloom.engine.prepare import (
 )
 from scanloom.inference.graph import NO_ENGINE, GraphRun, Predictor, unite
 from scanloom.io.extras import rtstruct, sr
+from scanloom.io.identity import key_fingerprint
 from scanloom.io.output import file_names
 from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.case_folder import CaseContent, CaseFolder, staged_folder
@@ -110,8 +111,8 @@ def run_case(
         if case.staged:  # it is recorded when it is confirmed
             folder = CaseFolder(target.out, name, target=staged_folder(target.out, case.staged))
         else:
-            audit = AuditTrail(target.out, target.key) if target.key else None
-            folder = CaseFolder(target.out, name, target.fingerprint, audit=audit)
+            audit = AuditTrail(target.out, target.key)
+            folder = CaseFolder(target.out, name, key_fingerprint(target.key), audit=audit)
         with folder as draft:
             record = write(segmented, draft.path, estimate, target.left_out)
             published = draft.publish(replace=target.replace, source=source)

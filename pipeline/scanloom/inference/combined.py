@@ -47,7 +47,7 @@ def make_predictor(
     structures: Collection[str] = (),
     planned_cases: int = 1,
     records: EngineRecords | None = None,
-) -> Model:
+) -> ModelPredictor:
     """Return the predictor of a model; arguments and errors as `TorchPredictor`.
 
     `structures` are labels that are requested; by default, all. Other parts are not loaded.
@@ -67,14 +67,14 @@ def _predictor(
     compute: ComputeOptions,
     structures: Collection[str],
     load: Callable[[ModelCard, ComputeOptions], TorchPredictor],
-) -> Model:
+) -> ModelPredictor:
     """Return the predictor of a model, whose networks are made by `load`."""
     requested = requested_card(card, compute)  # which may be another model
     needed, changes = needed_parts(requested, structures), describe_changes(card, requested)
     uncleaned = replace(compute, remove_small=0.0)  # what is cleaned is the united label map
     if needed.stage is not None:
         nodes, (first, own) = stage_graph(needed)
-        predictors: tuple[Model, Model]
+        predictors: tuple[ModelPredictor, ModelPredictor]
         if needed.stage.use == "channels":
             predictors = _predictor(first, compute, (), load), load(own, compute)
         else:
@@ -98,7 +98,7 @@ class StagedPredictor(PlacedModel):
         card: ModelCard,
         changes: str,
         nodes: tuple[Node, Node],
-        predictors: tuple[Model, Model],
+        predictors: tuple[ModelPredictor, ModelPredictor],
     ) -> None:
         self.card, self.changes, self._nodes, self.predictors = card, changes, nodes, predictors
         self.device, self.precision = predictors[1].device, predictors[1].precision
@@ -239,7 +239,7 @@ class PaintedPredictor(PlacedModel):
         ]
 
 
-Model = TorchPredictor | StagedPredictor | PaintedPredictor
+ModelPredictor = TorchPredictor | StagedPredictor | PaintedPredictor
 """A predictor of one model."""
 
 

@@ -14,8 +14,7 @@ from scanloom.core.engines import EngineChoice, all_engines
 from scanloom.inference.device import PrecisionChoice
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.memory import Budget, MemoryPlan, estimate_network
-from scanloom.inference.predictor import Task, TorchPredictor
-from scanloom.inference.resampling.image import GridBox
+from scanloom.inference.predictor import Task, TorchPredictor, on_whole_grid
 from scanloom.inference.restore.restorers import MeanRestorer, Restorer, activate
 from scanloom.inference.sliding_window import ScorePlanes
 
@@ -98,19 +97,14 @@ class Ensemble(TorchPredictor):
         decision, classes = self.card.decision, self.card.n_outputs
         return MeanRestorer(plan, decision, classes, self._activation, rounded=rounded)
 
-    def scores(
-        self,
-        task: Task,
-        plan: NetworkPlan,
-        memory_plan: MemoryPlan,
-        boxes: list[GridBox] | None = None,
-    ) -> Iterator[ScorePlanes]:
+    def scores(self, task: Task, memory_plan: MemoryPlan) -> tuple[Iterator[ScorePlanes], None]:
         """Return an iterator over the mean scores of all models, on the whole network grid."""
-        streams = [member.scores(task, plan, memory_plan) for member in self.members]
+        of_members = [member.scores(task, memory_plan) for member in self.members]
+        streams = [on_whole_grid(planes, box, task.plan) for planes, box in of_members]
         if self._activation is not None:
             activation = self._activation
             streams = [probabilities(s, activation, self.card.n_outputs) for s in streams]
-        return mean_of_planes(streams, self.card.n_outputs)
+        return mean_of_planes(streams, self.card.n_outputs), None
 
 
 def activation_of_logits(card: ModelCard) -> Literal["softmax", "sigmoid"] | None:

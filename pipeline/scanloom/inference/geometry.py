@@ -33,7 +33,6 @@ from scanloom.core import Grid, Volume
 _SMALLEST_WEIGHT = 1e-6
 """Smallest weight of a voxel next to a box, see `NetworkPlan.boxed`."""
 
-Shape = tuple[int, int, int]
 Affine = NDArray[np.float64]
 
 SAME_AFFINE = 1e-3

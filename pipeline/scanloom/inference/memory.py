@@ -54,8 +54,12 @@ from scanloom.inference.network.layers import (
 )
 from scanloom.inference.resampling.image import largest_box
 from scanloom.inference.resampling.resample import SLAB_BYTES
-from scanloom.inference.restore.restorers import AREA_SLAB_BYTES, CPU_SLAB_BYTES, GPU_SLAB_BYTES
-from scanloom.inference.restore.restorers import uncertainty_bytes as restorer_bytes
+from scanloom.inference.restore.restorers import (
+    AREA_SLAB_BYTES,
+    CPU_SLAB_BYTES,
+    GPU_SLAB_BYTES,
+    uncertainty_map_bytes,
+)
 from scanloom.inference.sliding_window import HEAD_SLABS, window_layout
 
 FLOAT_BYTES = 4
@@ -381,7 +385,7 @@ def uncertainty_bytes(card: ModelCard, plan: NetworkPlan, members: int) -> int:
     sizes = [n for x, n in enumerate(plan.network.shape) if x != axis]
     plane = FLOAT_BYTES * card.n_outputs * math.prod(sizes)
     planes = (plane, plan.network.shape[axis])
-    maps, work = restorer_bytes(math.prod(plan.source.shape), planes, members)
+    maps, work = uncertainty_map_bytes(math.prod(plan.source.shape), planes, members)
     block = min(HEAD_SLABS * max(SLAB_BYTES, plane), math.prod(planes))
     kept = members * block if members > 1 else 0
     return maps + work + kept

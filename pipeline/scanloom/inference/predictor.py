@@ -285,9 +285,10 @@ class TorchPredictor(PlacedModel):
         return first_fitting(plans, self.card, plan, volume.array.dtype.itemsize, available)
 
     def _plans_with_sharing(
-        self, task: Task, plan: NetworkPlan, dtype: torch.dtype
+        self, task: Task, dtype: torch.dtype
     ) -> tuple[list[MemoryPlan], list[str]]:
         """Return the memory plans as `memory_plans`; a shared scan is freed if memory is scarce."""
+        volume, plan = task.scan.volumes[0], task.plan
         for_uncertainty = (
             uncertainty_bytes(self.card, plan, self.n_members) if task.uncertainty else 0
         )
@@ -295,16 +296,16 @@ class TorchPredictor(PlacedModel):
             copied = task.shared.is_shared(self.card, self.device_name)
             reserved = for_uncertainty + (network_image_bytes(self.card, plan) if copied else 0)
             with suppress(ScanError):
-                plans, changes = self.memory_plans(task.scan.volumes[0], plan, dtype, reserved)
+                plans, changes = self.memory_plans(volume, plan, dtype, reserved)
                 if not changes:
                     return plans, changes
             task.shared.release()
-        return self.memory_plans(task.scan.volumes[0], plan, dtype, for_uncertainty)
+        return self.memory_plans(volume, plan, dtype, for_uncertainty)
 
     def _predict_with_fallback(self, task: Task, dtype: torch.dtype) -> Prediction:
         """Return label maps, made with the first memory plan for which memory suffices."""
-        clock, plan = task.clock, task.plan
-        plans, changes = self._plans_with_sharing(task, plan, dtype)
+        clock = task.clock
+        plans, changes = self._plans_with_sharing(task, dtype)
         for change in changes:
             clock.note("ladder", change)
         for memory_plan in plans:
@@ -314,7 +315,7 @@ class TorchPredictor(PlacedModel):
                 # By estimate or by experience: some hundred times slower, which a note does not say
                 logger.warning("%s runs on the CPU: %s is too small", self.name, self.device_name)
             try:
-                return self._label(task, plan, memory_plan)
+                return self._label(task, memory_plan)
             except Exception as exc:  # an engine's library has errors of its own
                 if not is_out_of_memory(exc):
                     raise
@@ -345,18 +346,17 @@ class TorchPredictor(PlacedModel):
         """Number of networks whose scores are averaged."""
         return 1 + len(self.card.folds)
 
-    def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> Prediction:
+    def _label(self, task: Task, memory_plan: MemoryPlan) -> Prediction:
         """Return label maps on the source grid, and their uncertainty if requested."""
+        plan, clock, expected = task.plan, task.clock, self.card.n_outputs
         restorer, uncertain = self.restorer(plan, memory_plan.device), None
-        axis, clock = plan.network_axis(plan.lead), task.clock
         if task.uncertainty:
             uncertain = uncertainty_restorer(plan, self.card, self.n_members)
-        boxes: list[GridBox] | None = None
+        planes, box = self.scores(task, memory_plan)
         if isinstance(restorer, LabelRestorer) and self.card.grid.padded:
-            boxes = []  # labels are cleaned with those of padding, as the network saw it
-        planes, expected = self.scores(task, plan, memory_plan, boxes), self.card.n_outputs
-        if boxes and isinstance(restorer, LabelRestorer):
-            restorer.box = boxes[0]
+            restorer.box = box  # labels are cleaned with those of padding, as the network saw it
+        else:
+            planes, box = on_whole_grid(planes, box, plan), None
         while True:
             with clock.step("network"):
                 block = next(planes, None)
@@ -372,11 +372,9 @@ class TorchPredictor(PlacedModel):
                 raise ScanError(Reason.MODEL_NETWORK, detail)
             with clock.step("restore"):
                 restorer.add(block)
-                if uncertain is not None and boxes:
-                    for each in uncrop([block], boxes[0], axis, plan.network.shape):
+                if uncertain is not None:
+                    for each in on_whole_grid(iter([block]), box, plan):
                         uncertain.add(each)
-                elif uncertain is not None:
-                    uncertain.add(block)
         with clock.step("restore"):
             maps = restorer.finish(lambda decided: self._clean(decided, "before", plan.network))
             uncertainty = None if uncertain is None else uncertain.finish()
@@ -387,52 +385,39 @@ class TorchPredictor(PlacedModel):
         return make_restorer(plan, self.card, device, fused=self.compute.compiled_restore)
 
     def scores(
-        self,
-        task: Task,
-        plan: NetworkPlan,
-        memory_plan: MemoryPlan,
-        boxes: list[GridBox] | None = None,
-    ) -> Iterator[ScorePlanes]:
-        """Resample the scan, and return an iterator over the network's scores.
+        self, task: Task, memory_plan: MemoryPlan
+    ) -> tuple[Iterator[ScorePlanes], GridBox | None]:
+        """Resample the scan; return an iterator over the network's scores, and the box of them.
 
-        They are those of the whole network grid. With `boxes`, which takes the box that the network
-        sees, if any, they are those of the box.
+        The box is a part of the network grid; None for the grid itself.
         """
         with task.clock.step("resample"):
             image = network_image(
                 task.scan,
-                plan,
+                task.plan,
                 self.card,
                 (memory_plan.device, memory_plan.budget.slab),
                 skip_air=self.skip_air,
                 shared=task.shared,
             )
-        folds = self._folds(image, plan, memory_plan, task.clock)
+        folds = self._folds(image, task, memory_plan)
         if memory_plan.device.type == "cpu":
             return_free_memory()  # such as weights of networks that an engine runs
-        planes = self._planes(image, plan, memory_plan, task, folds)
-        if image.box is None:
-            return planes
-        if boxes is not None:
-            boxes.append(image.box)
-            return planes
-        return uncrop(planes, image.box, plan.network_axis(plan.lead), plan.network.shape)
+        return self._planes(image, task, memory_plan, folds), image.box
 
-    def _folds(
-        self, image: NetworkImage, plan: NetworkPlan, memory_plan: MemoryPlan, clock: StepTimer
-    ) -> list[Fold]:
+    def _folds(self, image: NetworkImage, task: Task, memory_plan: MemoryPlan) -> list[Fold]:
         """Return the card's networks, as run by the chosen engine; by torch if memory is scarce."""
         dtype, device = memory_plan.dtype, memory_plan.device
         if memory_plan.change:
             self.engines.run_by_torch("memory was scarce")
             return place_networks(self.networks.load(dtype), device)
-        windows = ScanWindows(image.image, self.card.window, plan, memory_plan.budget.windows)
+        windows = ScanWindows(image.image, self.card.window, task.plan, memory_plan.budget.windows)
         runs = self.engines.prepared_runs(windows, dtype, device)
         if runs is None:
             loaded = self.networks.load(dtype)
             folds = place_networks(loaded, device)
             model = TorchModel(self.card, loaded, [fold.network for fold in folds], device)
-            runs = self.engines.runs(model, windows, clock)
+            runs = self.engines.runs(model, windows, task.clock)
             if runs is None:
                 return folds
             self.networks.release(dtype)
@@ -443,26 +428,22 @@ class TorchPredictor(PlacedModel):
     def _planes(
         self,
         image: NetworkImage,
-        plan: NetworkPlan,
-        memory_plan: MemoryPlan,
         task: Task,
-        networks: Sequence[Fold],
+        memory_plan: MemoryPlan,
+        folds: Sequence[Fold],
     ) -> Iterator[ScorePlanes]:
         """Yield the network's scores; note skipped windows, and a reduced batch."""
-        clock = task.clock
+        plan, clock = task.plan, task.clock
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
-        first, *folds = networks
         precision = dtype_name(memory_plan.dtype)
         sliding_window = SlidingWindow(
-            network=first.network,
-            window=self.card.window,
+            folds,
+            self.card.window,
             dtype=self.networks.describe(memory_plan.dtype).takes,
             batch=batch,
             activation=self.card.activation,
             slab=budget.slab,
             sums=torch.device("cpu") if budget.scores == "host" else None,
-            head=first.head,
-            folds=folds,
             on_windows=clock.window_reporter(self.name, str(memory_plan.device), precision),
             keep_members=task.uncertainty,
             share_uniform=self.compute.skip_air,
@@ -525,6 +506,15 @@ class Prediction:
             engine=self.engine,
             flags=(*card.flags, *self.flags, *presented),
         )
+
+
+def on_whole_grid(
+    planes: Iterator[ScorePlanes], box: GridBox | None, plan: NetworkPlan
+) -> Iterator[ScorePlanes]:
+    """Return the planes of the whole network grid from those of a box; None for the grid."""
+    if box is None:
+        return planes
+    return uncrop(planes, box, plan.network_axis(plan.lead), plan.network.shape)
 
 
 def check_supported(card: ModelCard) -> None:

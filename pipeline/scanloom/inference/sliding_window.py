@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
+from scanloom.core.grid import Shape
 from scanloom.inference.device import all_finite, is_out_of_memory
-from scanloom.inference.geometry import Shape
 from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, is_on, take_turns
 from scanloom.inference.resampling.resample import SLAB_BYTES
@@ -351,7 +351,7 @@ class SkippedWindows:
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """A network whose scores are averaged with those of others.
+    """A network of a model; the scores of a model with several are averaged.
 
     Parameters
     ----------
@@ -389,8 +389,9 @@ class SlidingWindow:
 
     Parameters
     ----------
-    network : callable
-        Maps (N, channels, x, y, z) of `dtype` to (N, C, x, y, z).
+    folds : sequence of Fold
+        The networks, whose scores are averaged. Their final layers, if detached, are on the image's
+        device.
     window : Window
         Size, overlap, blending, padding, flips and type of the sums, from the model card.
     dtype : torch.dtype
@@ -405,10 +406,6 @@ class SlidingWindow:
         Device on which scores are summed; None for the image's device.
     passed : SkippedWindows
         Counts windows and skipped windows.
-    head : FinalLayer or None
-        The network's final layer, if detached: then features are summed. On the image's device.
-    folds : sequence of Fold
-        Further networks, with whose scores those of `network` are averaged.
     on_windows : callable or None
         Called with the number of windows that are done, and of all, of all networks together.
     keep_members : bool
@@ -417,7 +414,7 @@ class SlidingWindow:
         Whether windows in which each channel has a single value share their scores.
     """
 
-    network: Network
+    folds: Sequence[Fold]
     window: Window
     dtype: torch.dtype = torch.float32
     batch: BatchSize = field(default_factory=lambda: BatchSize(1))
@@ -425,8 +422,6 @@ class SlidingWindow:
     slab: int = SLAB_BYTES
     sums: torch.device | None = None
     passed: SkippedWindows = field(default_factory=lambda: SkippedWindows())
-    head: FinalLayer | None = None
-    folds: Sequence[Fold] = ()
     on_windows: Callable[[int, int], None] | None = None
     keep_members: bool = False
     share_uniform: bool = False
@@ -463,18 +458,17 @@ class SlidingWindow:
         make = window_weights if self.window.size is None else _kept_weights
         weight = make(layout.size, self.window, self.sums or image.device)
         crop = [slice(low[x], low[x] + shape[x]) for x in range(3) if x != axis]
-        folds = [Fold(self.network, self.head), *self.folds]
-        sums = [ScoreAccumulator(layout, weight) for _ in folds]
-        done, total = 0, layout.count * len(folds)
+        sums = [ScoreAccumulator(layout, weight) for _ in self.folds]
+        done, total = 0, layout.count * len(self.folds)
         if self.on_windows is not None:  # a scan may be a single window
             self.on_windows(done, total)
         finite = None
         for row, corners, uniform in self._chosen(layout, padded, seen, low):
             for fold_sums in sums:
                 fold_sums.gaps |= len(corners) < len(row.corners)
-            done += (len(row.corners) - len(corners)) * len(folds)
+            done += (len(row.corners) - len(corners)) * len(self.folds)
             self.passed.shared += SharedScores(uniform).saved
-            for fold, fold_sums in zip(folds, sums, strict=True):
+            for fold, fold_sums in zip(self.folds, sums, strict=True):
                 shared = SharedScores(uniform)
                 for corner, scores in self._run(fold.network, padded, corners, layout, shared):
                     fold_sums.add(scores, corner)
@@ -622,10 +616,10 @@ class SlidingWindow:
 
     def _planes_at_once(self, sums: ScoreAccumulator, count: int, device: torch.device) -> int:
         """Return how many of `count` planes are yielded together."""
-        if self.head is not None:
-            plane = sums.plane_bytes * len(self.head.weight) // self.head.weight.shape[1]
+        if (head := self.folds[0].head) is not None:
+            plane = sums.plane_bytes * len(head.weight) // head.weight.shape[1]
             return max(1, HEAD_SLABS * self.slab // plane)
-        if sums.device != device or self.folds or sums.whole:
+        if sums.device != device or len(self.folds) > 1 or sums.whole:
             return max(1, self.slab // sums.plane_bytes)
         return max(1, count)  # all planes: nothing is copied
 
@@ -641,16 +635,16 @@ class SlidingWindow:
         Each network's own scores follow their mean, if `keep_members`. Scores are summed in the
         type of the sums, then divided, as by nnU-Net.
         """
-        heads = [self.head, *(fold.head for fold in self.folds)]
+        first, *further = self.folds
         total, empty = sums[0].means(*planes, crop, device)
-        total = total if heads[0] is None else heads[0](total)
-        members = [total.clone()] if self.keep_members and self.folds else []
-        for fold_sums, head in zip(sums[1:], heads[1:], strict=True):
+        total = total if first.head is None else first.head(total)
+        members = [total.clone()] if self.keep_members and further else []
+        for fold_sums, fold in zip(sums[1:], further, strict=True):
             means, _ = fold_sums.means(*planes, crop, device)
-            means = means if head is None else head(means)
+            means = means if fold.head is None else fold.head(means)
             total += means
             members += [means] if members else []
-        if self.folds:
+        if further:
             total /= len(sums)
         return [total, *members], empty
 

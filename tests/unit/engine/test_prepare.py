@@ -130,7 +130,7 @@ def test_an_earlier_result_answers_although_the_scan_would_be_refused_today(
     tmp_path: Path,
 ) -> None:
     case = engine_models.make_case(tmp_path, "a")
-    target = OutputTarget(tmp_path / "out", "print")
+    target = OutputTarget(tmp_path / "out", bytes(32))
     folder = target.out / "cases" / case.id
     folder.mkdir(parents=True)
     document = {"recipe": case.recipe, "source": {"hash": case.source_hash}}

@@ -66,7 +66,7 @@ def test_scores_equal_monais(shape: Shape, window: Window, axis: int, batch: int
     torch.manual_seed(0)
     network, image = Blurred(), torch.randn(shape)
     with torch.inference_mode():
-        ours = sweep(SlidingWindow(network, window, batch=BatchSize(batch)), image, axis)
+        ours = sweep(SlidingWindow([Fold(network)], window, batch=BatchSize(batch)), image, axis)
         theirs = sliding_window_inference(
             image[None, None],
             window.size,
@@ -88,9 +88,11 @@ def test_left_and_right_change_places_in_a_mirrored_scan() -> None:
     window = Window((6, 6, 6), 0.5, "gaussian", mirror=(0,), mirrored_channels=(0, 2, 1))
     assert not window.sums_features
     with torch.inference_mode():
-        scores = sweep(SlidingWindow(network, window, batch=BatchSize(2)), image, 2)
-        mirrored = sweep(SlidingWindow(network, window, batch=BatchSize(2)), image.flip(0), 2)
-        alone = sweep(SlidingWindow(network, replace(window, mirror=())), image, 2)
+        scores = sweep(SlidingWindow([Fold(network)], window, batch=BatchSize(2)), image, 2)
+        mirrored = sweep(
+            SlidingWindow([Fold(network)], window, batch=BatchSize(2)), image.flip(0), 2
+        )
+        alone = sweep(SlidingWindow([Fold(network)], replace(window, mirror=())), image, 2)
     torch.testing.assert_close(mirrored, scores.flip(1)[[0, 2, 1]])
     assert (alone - scores).abs().max() > 0.01
 
@@ -102,13 +104,13 @@ def test_reflected_padding_equals_monais() -> None:
     network, image = Blurred(), torch.randn(9, 12, 20)
     window = Window((12, 12, 12), 0.5, padding="reflect")
     with torch.inference_mode():
-        ours = sweep(SlidingWindow(network, window), image, 0)
+        ours = sweep(SlidingWindow([Fold(network)], window), image, 0)
         theirs = sliding_window_inference(
             image[None, None], (12, 12, 12), 1, network, 0.5, padding_mode="reflect"
         )
     torch.testing.assert_close(ours, theirs[0], atol=1e-5, rtol=1e-5)
     with pytest.raises(ScanError) as error:
-        sweep(SlidingWindow(network, Window((40, 12, 12), padding="reflect")), image, 0)
+        sweep(SlidingWindow([Fold(network)], Window((40, 12, 12), padding="reflect")), image, 0)
     assert error.value.reason is Reason.IMPLAUSIBLE
 
 
@@ -120,8 +122,8 @@ def test_activation_follows_blending(activation: str, function: Any) -> None:
     network, image = Blurred(), torch.randn(9, 12, 20)
     window = Window((8, 8, 8), 0.5)
     with torch.inference_mode():
-        plain = sweep(SlidingWindow(network, window), image, 2)
-        active = sweep(SlidingWindow(network, window, activation=activation), image, 2)
+        plain = sweep(SlidingWindow([Fold(network)], window), image, 2)
+        active = sweep(SlidingWindow([Fold(network)], window, activation=activation), image, 2)
     torch.testing.assert_close(active, function(plain))
 
 
@@ -147,7 +149,7 @@ def test_whole_grid_at_once() -> None:
     torch.manual_seed(0)
     network, image = Blurred(), torch.randn(9, 12, 20)
     with torch.inference_mode():
-        scores = sweep(SlidingWindow(network, Window(None)), image, 1)
+        scores = sweep(SlidingWindow([Fold(network)], Window(None)), image, 1)
         torch.testing.assert_close(scores, network(image[None, None])[0])
 
 
@@ -161,7 +163,7 @@ def test_a_network_that_works_in_place_changes_no_image(size: Shape | None) -> N
     image = torch.randn(9, 8, 10)
     before = image.clone()
 
-    scores = sweep(SlidingWindow(spoils, Window(size, 0.5)), image, 2)
+    scores = sweep(SlidingWindow([Fold(spoils)], Window(size, 0.5)), image, 2)
 
     assert torch.equal(image, before)
     torch.testing.assert_close(scores[0], before * -3 + 1)
@@ -183,7 +185,7 @@ class SmallDevice(nn.Module):
 
 def test_fewer_windows_at_once_where_memory_runs_out() -> None:
     image, network = torch.randn(16, 16, 16), SmallDevice(most=2)
-    slider = SlidingWindow(network, Window((4, 4, 4), 0.0), batch=BatchSize(8))
+    slider = SlidingWindow([Fold(network)], Window((4, 4, 4), 0.0), batch=BatchSize(8))
 
     scores = sweep(slider, image, 2)
 
@@ -193,7 +195,7 @@ def test_fewer_windows_at_once_where_memory_runs_out() -> None:
 
 
 def test_a_device_too_small_for_one_window() -> None:
-    slider = SlidingWindow(SmallDevice(most=0), Window((4, 4, 4)), batch=BatchSize(4))
+    slider = SlidingWindow([Fold(SmallDevice(most=0))], Window((4, 4, 4)), batch=BatchSize(4))
 
     with pytest.raises(ScanError) as error:
         sweep(slider, torch.randn(8, 8, 8), 2)
@@ -204,7 +206,7 @@ def test_a_device_too_small_for_one_window() -> None:
 @pytest.mark.parametrize("spoil", [lambda w: w[:, :, 1:], lambda w: w[0], lambda w: w[:, 0]])
 def test_output_of_another_shape_is_refused(spoil: Any) -> None:
     with pytest.raises(ScanError) as error:
-        sweep(SlidingWindow(spoil, Window((4, 4, 4))), torch.randn(8, 8, 8), 2)
+        sweep(SlidingWindow([Fold(spoil)], Window((4, 4, 4))), torch.randn(8, 8, 8), 2)
 
     assert error.value.reason is Reason.MODEL_NETWORK
 
@@ -217,7 +219,9 @@ def test_only_the_planes_of_a_window_hold_sums() -> None:
         seen.append(len(windows))
         return windows
 
-    planes = SlidingWindow(counts, Window((4, 4, 4), 0.5)).slide(torch.randn(1, 4, 4, 12), 2)
+    planes = SlidingWindow([Fold(counts)], Window((4, 4, 4), 0.5)).slide(
+        torch.randn(1, 4, 4, 12), 2
+    )
     first = next(planes)
 
     assert seen == [1]
@@ -230,9 +234,9 @@ def test_windows_of_air_are_passed_over(axis: int) -> None:
     torch.manual_seed(0)
     network, image = Blurred(), torch.zeros(24, 20, 28)
     image[9:12, 7:9, 10:15] = torch.rand(3, 2, 5) + 1
-    slider = SlidingWindow(network, Window((6, 6, 6), 0.5))
+    slider = SlidingWindow([Fold(network)], Window((6, 6, 6), 0.5))
     with torch.inference_mode():
-        whole = sweep(SlidingWindow(network, Window((6, 6, 6), 0.5)), image, axis)
+        whole = sweep(SlidingWindow([Fold(network)], Window((6, 6, 6), 0.5)), image, axis)
         skipping = torch.cat([b.scores.clone() for b in slider.slide(image[None], axis, image > 0)])
     skipping = skipping.movedim(0, axis + 1)
 
@@ -243,7 +247,7 @@ def test_windows_of_air_are_passed_over(axis: int) -> None:
 
 
 def test_a_scan_of_nothing_but_air_is_background() -> None:
-    slider = SlidingWindow(Blurred(), Window((4, 4, 4), 0.0))
+    slider = SlidingWindow([Fold(Blurred())], Window((4, 4, 4), 0.0))
     image = torch.zeros(8, 8, 8)
     with torch.inference_mode():
         scores = torch.cat([b.scores.clone() for b in slider.slide(image[None], 2, image > 0)])
@@ -283,13 +287,16 @@ def test_windows_of_one_value_share_their_scores(axis: int, batch: int, sums: An
     window = Window((6, 6, 6), 0.5, "gaussian", mirror=(1,), sums=sums)
     results = []
     for share in (False, True):
-        network, folds = Counted(), [Fold(Counted())]
+        networks = [Counted(), Counted()]
         slider = SlidingWindow(
-            *(network, window, torch.float32, BatchSize(batch)), folds=folds, share_uniform=share
+            [Fold(network) for network in networks],
+            window,
+            batch=BatchSize(batch),
+            share_uniform=share,
         )
         with torch.inference_mode():
             scores = torch.cat([b.scores.clone() for b in slider.slide(image, axis)])
-        results.append((scores, network.windows, folds[0].network.windows, slider.passed))
+        results.append((scores, *(network.windows for network in networks), slider.passed))
 
     (whole, all_windows, _, _), (sharing, run, of_fold, passed) = results
     if batch == 1:
@@ -306,7 +313,7 @@ def test_a_window_of_several_values_is_run() -> None:
     image = torch.zeros(2, 8, 4, 4)
     image[1, 5, 1, 2] = 1e-30
     network = Counted()
-    slider = SlidingWindow(network, Window((4, 4, 4), 0.0), share_uniform=True)
+    slider = SlidingWindow([Fold(network)], Window((4, 4, 4), 0.0), share_uniform=True)
 
     with torch.inference_mode():
         list(slider.slide(image, 2))

@@ -1,1 +1,1 @@
-"""One case: build, load, segment, write, document."""
+"""Needs of the steps of a case: its models, recipe, writers and documents."""

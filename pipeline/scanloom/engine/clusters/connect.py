@@ -15,14 +15,13 @@ from typing import Any
 from scanloom.core import Reason, ScanError
 from scanloom.engine.case.models import check_unchanged
 from scanloom.engine.clusters import contact
-from scanloom.engine.clusters.kinds import WORKER_TIMEOUT_S, cluster_names, find_kind
+from scanloom.engine.clusters.kinds import LOCAL, WORKER_TIMEOUT_S, cluster_names, find_kind
 from scanloom.engine.machine.devices import local_devices, worker_environment
-from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.prepare import Request
+from scanloom.engine.worker.messages import CaseFile, ChildSetup
 from scanloom.engine.worker.pool import Pool
-from scanloom.engine.workflow.schema import Execution, Workflow
+from scanloom.engine.workflow.schema import Execution
 from scanloom.io.system.scratch_folders import check_room
-
-LOCAL = "local"
 
 _POLL_INTERVAL_S = 3.0
 """Time between two checks that all requested workers are running."""
@@ -37,10 +36,9 @@ _JOIN_TIMEOUT_S = 120.0
 @contextmanager
 def open_pool(
     kind: str,
-    workflow: Workflow,
-    digests: tuple[str, ...],
+    request: Request,
     case_file: CaseFile,
-    child: WorkerSetup,
+    child: ChildSetup,
     on_unfit: Callable[[str], None],
     spool: Path | None = None,
 ) -> Iterator[Pool]:
@@ -51,14 +49,12 @@ def open_pool(
     kind : str
         "local", a name of `scanloom.engine.clusters.kinds`, such as "slurm" or "ssh:HOST,HOST",
         or the address or scheduler file of a cluster.
-    workflow : Workflow
+    request : Request
         Models, workers, threads and device, and the options of the cluster.
-    digests : tuple of str
-        The `card_digest` of each model when the recipe was made.
     case_file : CaseFile
         The cases, in the run's private folder. All workers must see it, and the output folder.
-    child : WorkerSetup
-        Settings of the engines.
+    child : ChildSetup
+        Settings of the child processes.
     on_unfit : callable
         Called with the reason when a worker is dismissed.
     spool : Path or None
@@ -69,21 +65,24 @@ def open_pool(
     ScanError
         CLUSTER if the cluster cannot be started or joined, or a worker cannot do the work.
     """
-    from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
+    from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits, SupervisorSetup
 
     launched, private = find_kind(kind), case_file.path.parent
-    out = child.output.out
-    held = contact.hold_handshake(out, workflow.models, digests, case_file.path, spool)
+    models, digests, execution = (
+        request.workflow.models,
+        request.digests,
+        request.workflow.execution,
+    )
+    held = contact.hold_handshake(child.output.out, models, digests, case_file.path, spool)
     limits = PoolLimits(
         launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,
         same_machine=kind == LOCAL,
-        check_models=partial(check_unchanged, workflow.models, digests),
+        check_models=partial(check_unchanged, models, digests),
         on_unfit=on_unfit,
     )
-    with open_cluster(kind, workflow, private, len(case_file)) as client, held as handshake:
+    with open_cluster(kind, execution, private, len(case_file)) as client, held as handshake:
         handshake.check(client)
-        time_limit = workflow.execution.time_limit
-        setup = EngineSetup(private.name, child, time_limit, private, handshake)
+        setup = SupervisorSetup(private.name, child, execution.time_limit, private, handshake)
         pool = DaskPool(client, case_file, setup, limits)
         try:
             yield pool
@@ -92,14 +91,13 @@ def open_pool(
 
 
 def open_cluster(
-    kind: str, workflow: Workflow, private: Path, tasks: int
+    kind: str, execution: Execution, private: Path, tasks: int
 ) -> AbstractContextManager[Any]:
     """Return a context manager that starts or joins a cluster and yields a client of it.
 
     There are no more workers on this machine than `tasks`. `kind` is as in `open_pool`, `private`
     the run's private folder.
     """
-    execution = workflow.execution
     cluster = execution.cluster
     if kind == LOCAL:
         devices = local_devices(execution)[: max(1, tasks)]

@@ -367,7 +367,7 @@ WORKER_SETTINGS: dict[str, Any] = {
     "distributed.deploy.lost-worker-timeout": "1 day",  # its nanny may be restarting it
     "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
 }
-"""Settings of workers; their memory is limited by the engine child, not by Dask."""
+"""Settings of workers; their memory is limited by the child process, not by Dask."""
 
 NO_HTTP_ROUTES: dict[str, Any] = {
     "distributed.scheduler.http.routes": [],

@@ -1,13 +1,13 @@
-"""`DaskPool`: a pool of Dask workers, each of which supervises an engine child.
+"""`DaskPool`: a pool of Dask workers, each of which supervises a child process.
 
 A task carries only ids and never raises, so that no scheduler, log or error page shows the path of
 a scan: the worker reads the case from the `CaseFile` in `OUT/private/`. No state is kept in Dask;
-the files in OUT are authoritative. Cases go only to workers that reported a running engine: a
+the files in OUT are authoritative. Cases go only to workers that reported a running supervisor: a
 worker that cannot do the work, or hangs while it starts, gets none.
 
-Before its first task, a plugin gives each worker an engine or the reason why it gets none. Dask
+Before its first task, a plugin gives each worker a supervisor or the reason why it gets none. Dask
 ignores exceptions of a plugin, and such a worker would still take tasks. Therefore each task is
-refused by a worker without an engine, which leaves the cluster.
+refused by a worker without a supervisor, which leaves the cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from distributed.client import Future as DaskFuture
 from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.clusters.contact import Handshake, answer, describe_mismatch
 from scanloom.engine.retries import MAX_OUTDONE_CASES, policy_of
-from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.messages import CaseFile, ChildSetup
 from scanloom.engine.worker.pool import WorkerLostError, WorkerUnfitError
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 
@@ -42,25 +42,25 @@ _HOLD_S = 5.0
 
 
 @dataclass(frozen=True)
-class EngineSetup:
-    """Settings of the engines of workers.
+class SupervisorSetup:
+    """Settings of the supervisors of workers.
 
     Parameters
     ----------
     run : str
         Name of the run, unique in a cluster that other runs may share.
-    child : WorkerSetup
-        Settings of the engine child.
+    child : ChildSetup
+        Settings of the child process.
     time_limit : float
         Longest time for a case in seconds, without waiting.
     logs : Path
-        Folder for the output of the engines.
+        Folder for the output of the supervisors.
     handshake : Handshake
         Question to each worker, and the answer of one that can do the work.
     """
 
     run: str
-    child: WorkerSetup
+    child: ChildSetup
     time_limit: float
     logs: Path
     handshake: Handshake
@@ -75,17 +75,17 @@ class UnfitWorker:
     fault: str
 
 
-class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
-    """Starts the engine of a worker before its first task, also after a restart."""
+class SupervisorPlugin(WorkerPlugin):  # type: ignore[misc]
+    """Starts the supervisor of a worker before its first task, also after a restart."""
 
     idempotent = False
 
-    def __init__(self, setup: EngineSetup) -> None:
+    def __init__(self, setup: SupervisorSetup) -> None:
         self._setup = setup
         self.name = setup.run
 
     def setup(self, worker: Any) -> None:
-        """Start the engine, or dismiss the worker."""
+        """Start the supervisor, or dismiss the worker."""
         setup, expected = self._setup, self._setup.handshake.expected
         reply = answer(setup.handshake.question)
         fault = describe_mismatch({worker.address: reply}, expected)
@@ -95,19 +95,19 @@ class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
             dismiss_worker(setup.run, reason, fault, worker)
             return
         name = f"engine-{os.getpid()}-{time.time_ns():x}.log"
-        engine = WorkerSupervisor(setup.child, setup.time_limit, setup.logs / name)
-        engine.warm_up()
-        _engines(worker)[setup.run] = engine
+        supervisor = WorkerSupervisor(setup.child, setup.time_limit, setup.logs / name)
+        supervisor.warm_up()
+        _supervisors(worker)[setup.run] = supervisor
         worker.log_event(setup.run, {"address": worker.address})
 
     def teardown(self, worker: Any) -> None:
-        """End the engine at once; its cases are retried elsewhere."""
-        engine = _engines(worker).pop(self._setup.run, None)
-        if isinstance(engine, WorkerSupervisor):
-            engine.stop()
+        """End the supervisor at once; its cases are retried elsewhere."""
+        supervisor = _supervisors(worker).pop(self._setup.run, None)
+        if isinstance(supervisor, WorkerSupervisor):
+            supervisor.stop()
 
 
-def run_case(run: str, case_file: str, offset: int) -> bytes:
+def work_on_case(run: str, case_file: str, offset: int) -> bytes:
     """Process the case at an offset of the run's `CaseFile`; the task of a worker.
 
     Returns
@@ -117,43 +117,45 @@ def run_case(run: str, case_file: str, offset: int) -> bytes:
         show the type of a result, not its content; of an exception all, so none is raised.
     """
     worker = get_worker()
-    engine = _engines(worker).get(run)
-    if engine is None:
-        engine = UnfitWorker(worker.address, Reason.CLUSTER, "a worker has no engine for this run")
-    if isinstance(engine, UnfitWorker):
+    supervisor = _supervisors(worker).get(run)
+    if supervisor is None:
+        supervisor = UnfitWorker(
+            worker.address, Reason.CLUSTER, "a worker has no engine for this run"
+        )
+    if isinstance(supervisor, UnfitWorker):
         time.sleep(_HOLD_S)
-        dismiss_worker(run, engine.reason, engine.fault, worker)
-        return pickle.dumps(engine)
+        dismiss_worker(run, supervisor.reason, supervisor.fault, worker)
+        return pickle.dumps(supervisor)
     try:
-        outcome = engine.run(CaseFile.read(Path(case_file), offset))
+        outcome = supervisor.run(CaseFile.read(Path(case_file), offset))
     except ScanError as error:
         return pickle.dumps(dismiss_worker(run, error.reason, error.detail, worker))
     except Exception as exc:  # noqa: BLE001  # the file is out of reach
         fault = f"a worker can no longer read the run's cases ({type(exc).__name__})"
         return pickle.dumps(dismiss_worker(run, Reason.CLUSTER, fault, worker))
-    now = _engines(worker).get(run)
+    now = _supervisors(worker).get(run)
     if outcome.record is None and isinstance(now, UnfitWorker):
         return pickle.dumps(now)  # aborted when the worker was dismissed
     return pickle.dumps((worker.address, outcome))
 
 
-async def stop_engine(run: str, patience: float, dask_worker: Any) -> None:
-    """End a worker's engine in a thread, so that its event loop can still send results."""
-    engine = _engines(dask_worker).get(run)
-    if isinstance(engine, WorkerSupervisor):
-        await asyncio.to_thread(engine.stop, patience)
+async def stop_supervisor(run: str, patience: float, dask_worker: Any) -> None:
+    """End a worker's supervisor in a thread, so that its event loop can still send results."""
+    supervisor = _supervisors(dask_worker).get(run)
+    if isinstance(supervisor, WorkerSupervisor):
+        await asyncio.to_thread(supervisor.stop, patience)
 
 
 def dismiss_worker(run: str, reason: Reason, fault: str, dask_worker: Any) -> UnfitWorker:
-    """Stop the engine of a worker, and make the worker and its nanny leave the cluster.
+    """Stop the supervisor of a worker, and make the worker and its nanny leave the cluster.
 
     The run calls it on a worker that failed cases: Dask fills in `dask_worker`.
     """
-    engine, loop = _engines(dask_worker).get(run), dask_worker.loop
+    supervisor, loop = _supervisors(dask_worker).get(run), dask_worker.loop
     unfit = UnfitWorker(dask_worker.address, reason, fault)
-    _engines(dask_worker)[run] = unfit
-    if isinstance(engine, WorkerSupervisor):
-        engine.stop()
+    _supervisors(dask_worker)[run] = unfit
+    if isinstance(supervisor, WorkerSupervisor):
+        supervisor.stop()
     reply = {"address": unfit.address, "reason": reason.code, "fault": fault}
     loop.add_callback(dask_worker.log_event, run, reply)
     leave, why = dask_worker.close_gracefully, f"scanloom-{reason.code}"
@@ -161,12 +163,12 @@ def dismiss_worker(run: str, reason: Reason, fault: str, dask_worker: Any) -> Un
     return unfit
 
 
-def _engines(worker: Any) -> dict[str, WorkerSupervisor | UnfitWorker]:
-    """Return the engine of each run in a worker, or the reason for its absence."""
+def _supervisors(worker: Any) -> dict[str, WorkerSupervisor | UnfitWorker]:
+    """Return the supervisor of each run in a worker, or the reason for its absence."""
     if not hasattr(worker, "scanloom"):
         worker.scanloom = {}
-    engines: dict[str, WorkerSupervisor | UnfitWorker] = worker.scanloom
-    return engines
+    supervisors: dict[str, WorkerSupervisor | UnfitWorker] = worker.scanloom
+    return supervisors
 
 
 _COUNT_INTERVAL_S = 0.5
@@ -174,7 +176,7 @@ _COUNT_INTERVAL_S = 0.5
 _EVENTS_TIMEOUT_S = 30.0
 """Time limit for a scheduler to forward the first event."""
 _END_TIMEOUT_S = 10.0
-"""Time limit for workers to end their engines, in addition to the patience with their cases."""
+"""Time limit for workers to end their supervisors, in addition to the patience with their cases."""
 _SENDING_S = 2.0
 """Time for results of cases that have ended to arrive."""
 _RESULT_TIMEOUT_S = 30.0
@@ -208,7 +210,7 @@ class PoolLimits:
 
 
 class DaskPool:
-    """Pool of the workers of a cluster, with an engine in each that can do the work.
+    """Pool of the workers of a cluster, with a supervisor in each that can do the work.
 
     `setup` is for current and future workers.
 
@@ -222,7 +224,7 @@ class DaskPool:
         self,
         client: Client,
         case_file: CaseFile,
-        setup: EngineSetup,
+        setup: SupervisorSetup,
         limits: PoolLimits = PoolLimits(),
     ) -> None:
         self._client, self._case_file, self._setup = client, case_file, setup
@@ -239,7 +241,7 @@ class DaskPool:
         self._refused_since: float | None = None
         self._listen()
         try:
-            client.register_plugin(EnginePlugin(setup))
+            client.register_plugin(SupervisorPlugin(setup))
         except (ImportError, AttributeError) as exc:  # on a worker that passed the handshake
             detail = f"a worker has a different scanloom of the same version ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
@@ -248,14 +250,14 @@ class DaskPool:
 
     @property
     def window(self) -> int:
-        """Number of cases that the workers with an engine take.
+        """Number of cases that the workers with a supervisor take.
 
         Raises
         ------
         ScanError
             CLUSTER if the connection to the scheduler was lost, or there was no worker for too
-            long; MODEL_CHANGED if the models have changed; the reason of the engine if none starts
-            on this machine.
+            long; MODEL_CHANGED if the models have changed; the reason of a child process if none
+            starts on this machine.
         """
         now = time.monotonic()
         if now - self._counted_at > _COUNT_INTERVAL_S:
@@ -287,7 +289,7 @@ class DaskPool:
             candidates = candidates - {self._first_outcomes[case.id][0]} or candidates
         key = f"case-{case.id}-{time.time_ns():x}"
         dask_future = self._client.submit(
-            run_case,
+            work_on_case,
             self._setup.run,
             str(self._case_file.path),
             self._case_file.offset(case.id),
@@ -299,7 +301,7 @@ class DaskPool:
         dask_future.add_done_callback(lambda done: self._on_done(done, case, future))
 
     def stop(self, patience: float) -> None:
-        """End the engines, after `patience` seconds at the latest."""
+        """End the supervisors, after `patience` seconds at the latest."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -311,12 +313,12 @@ class DaskPool:
             future.cancel()
 
     def _end(self, patience: float) -> None:
-        """End the engines, and keep workers that join later from starting one."""
+        """End the supervisors, and keep workers that join later from starting one."""
         run = self._setup.run
         with suppress(Exception):  # no worker is left, or the scheduler was lost
             workers = list(self._present())
             if workers:
-                self._client.run(stop_engine, run, patience, workers=workers, on_error="ignore")
+                self._client.run(stop_supervisor, run, patience, workers=workers, on_error="ignore")
             self._client.unregister_worker_plugin(run)
 
     def _listen(self) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     LauncherFactory = Callable[[Path], WorkerLauncher]
     """Makes a launcher from the path of the contact file."""
 
+LOCAL, NO_CLUSTER = "local", "none"
+"""Names of Dask on this machine, and of a run without Dask; they are no kinds."""
 WORKER_TIMEOUT_S = 600.0
 """Time limit of a run without a worker."""
 

@@ -46,7 +46,8 @@ def write_all_tables(
     endings, left_out, ledger = Outcomes(), Outcomes(), Ledger(out)
     for path, request in read_requests(site).items():
         series = [each for each in index.series if workflow_of.get(each.study_uid) == path]
-        cases = RunCases.of_index(index, request, key, out, Scope(), series, ledger=ledger)
+        cases = RunCases(index, request, key, out, Scope(), series, ledger=ledger)
+        cases.compare()
         for outcomes, of_request in ((endings, cases.endings), (left_out, cases.left_out)):
             for outcome in of_request:
                 outcomes.append(outcome)

@@ -440,7 +440,8 @@ class Worker:
                 return
             lane = self._lanes[rule.workflow]
             scope = self._options.scope
-            cases = RunCases.of_index(index, lane.request, self._key, self._out, scope)
+            cases = RunCases(index, lane.request, self._key, self._out, scope)
+            cases.compare()
         except ScanError as error:
             if error.reason.subject == "run":  # every other study would end so
                 raise

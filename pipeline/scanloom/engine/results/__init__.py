@@ -1,1 +1,1 @@
-"""Tables, totals and verification of a run's results."""
+"""The cases of a run and their results: outcomes, tables, totals, verification, export."""

@@ -19,18 +19,11 @@ import numpy as np
 from scanloom.core import DICOM, Case, CaseRecord, Reason, ScanError, Series
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
-from scanloom.engine.prepare import (
-    Request,
-    id_conflict,
-    make_cases,
-    may_be_several,
-    stamp_of,
-    unique_cases,
-    with_files,
-)
+from scanloom.engine.prepare import Request, with_source_hash
 from scanloom.engine.retries import policy_of
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.selection import NO_MODALITY, Inputs, Leave, Scope, select
+from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries, StoredSeries
@@ -51,9 +44,6 @@ _WHOLE = (ResultState.CURRENT, ResultState.UNSURE, ResultState.CHANGED)
 
 PassOn = Callable[[Iterator[Inputs]], Iterator[Inputs]]
 """Passes on the series of some of many cases."""
-Candidates = Callable[[Leave, Leave, PassOn], Iterator[tuple[Inputs, Case]]]
-"""Yields the cases that a workflow selects, without files, of the series that are passed on; hands
-over series that it leaves out, and, to the second function, those that can't be opened."""
 
 
 class RunCases:
@@ -61,16 +51,16 @@ class RunCases:
 
     Parameters
     ----------
+    index, request
+        The index, and the request that selects cases of it, and by which results are current.
+    key : bytes
+        That of the ids.
     out, scope
         The output folder, and the cases that the run takes.
-    candidates : callable
-        Gives the cases, as often as it is called.
-    request : Request or None
-        That of all cases, by which results are current, or differ from it.
+    series : sequence of IndexedSeries, optional
+        Those of the index from which is selected; by default, all.
     pending : list of Case or CaseFile, optional
         Receives the cases to be worked on.
-    complete : callable
-        Returns a case with its files. A case that is not pending needs none.
     ledger : Ledger or None
         Knows current results without a look at their folders; for many cases.
 
@@ -98,17 +88,19 @@ class RunCases:
 
     def __init__(
         self,
+        index: Index,
+        request: Request,
+        key: bytes,
         out: Path,
         scope: Scope,
-        candidates: Candidates,
-        request: Request | None = None,
+        series: Sequence[IndexedSeries] | None = None,
         pending: list[Case] | CaseFile | None = None,
-        complete: Callable[[Inputs, Case], Case] = lambda _, case: case,
         ledger: Ledger | None = None,
     ) -> None:
         self._since = pending.end if isinstance(pending, CaseFile) else 0
-        self._out, self._scope, self._request = out, scope, request
-        self._candidates, self._complete, self._ledger = candidates, complete, ledger
+        self._index, self._request, self._key = index, request, key
+        self._out, self._scope, self._ledger = out, scope, ledger
+        self._all_series = index.series if series is None else series
         self._folders = crosswalk.renamed_folders(out) or {}
         self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
         self._ended = Outcomes()
@@ -118,42 +110,6 @@ class RunCases:
         self.copies: list[Case] = []
         self.endings, self.left_out = Outcomes(), Outcomes()
         self.selected = self.total = self.refused = self.work = 0
-
-    @classmethod
-    def of_index(
-        cls,
-        index: Index,
-        request: Request,
-        key: bytes,
-        out: Path,
-        scope: Scope,
-        series: Sequence[IndexedSeries] | None = None,
-        pending: list[Case] | CaseFile | None = None,
-        ledger: Ledger | None = None,
-    ) -> RunCases:
-        """Return the cases of an index, or of some of its series, that a request selects."""
-        all_series = index.series if series is None else series
-
-        def candidates(leave: Leave, fail: Leave, pass_on: PassOn) -> Iterator[tuple[Inputs, Case]]:
-            workflow, cards = request.workflow, request.cards
-            chosen = select(all_series, workflow, cards, leave, index.store)
-            return make_cases(index, pass_on(chosen), request, key, fail)
-
-        run_cases = cls(
-            out,
-            scope,
-            candidates,
-            request,
-            pending,
-            lambda inputs, case: with_files(index, inputs, case),
-            ledger,
-        )
-        ambiguous = run_cases.compare(_shared_ids(all_series), key)
-        if ambiguous:
-            for name in _ids(all_series):
-                if name in ambiguous:
-                    run_cases.left_out.append(id_conflict(name))
-        return run_cases
 
     @property
     def unstated(self) -> int:
@@ -205,34 +161,36 @@ class RunCases:
             other_names.update(self._names.missing(batch))
         return other_names
 
-    def compare(self, shared: frozenset[int] = frozenset(), key: bytes = b"") -> set[str]:
+    def _candidates(
+        self, leave: Leave, fail: Leave, pass_on: PassOn = iter
+    ) -> Iterator[tuple[Inputs, Case]]:
+        """Yield the cases that the request selects, without files.
+
+        Series that it leaves out are handed over, and those that can't be opened. Only cases whose
+        index entries are passed on are made.
+        """
+        request, index = self._request, self._index
+        chosen = select(self._all_series, request.workflow, request.cards, leave, index.store)
+        return make_cases(index, pass_on(chosen), request, self._key, fail)
+
+    def compare(self) -> None:
         """Divide the cases by whether they ended in an earlier run; note the outcomes of those.
 
-        Equal volume files are one case, whatever their paths.
-
-        Parameters
-        ----------
-        shared : frozenset of int
-            Hashes of the series ids that several series have.
-        key : bytes
-            That of the ids, to compare files of equal ids.
-
-        Returns
-        -------
-        set of str
-            Ids of several files that are not equal: they get no case.
+        Equal volume files are one case, whatever their paths; files of one id that are not equal
+        are left out.
         """
-        unique, ambiguous = self._unique(shared, key) if shared else ({}, set[str]())
+        shared = _shared_ids(self._all_series)
+        unique, ambiguous = self._unique(shared) if shared else ({}, set[str]())
         seen, waiting = set[str](), set[str]()  # of shared ids
         failed: list[Outcome] = []
-        pass_on = partial(self._take_known, shared, key)
+        pass_on = partial(self._take_known, shared)
         for inputs, light in self._candidates(self.left_out.append, failed.append, pass_on):
             case, is_own = self._named(light), self._scope.holds(light.id)
             is_copy = case.id in seen
             if hash(inputs[0].id) in shared:
                 if is_own:
                     try:
-                        case = self._complete(inputs, case)
+                        case = with_files(self._index, inputs, case)
                     except ScanError as error:
                         failed += _failed(inputs, error)
                         continue
@@ -256,28 +214,29 @@ class RunCases:
             and self._scope.holds(entry.id)
             for entry in self.left_out
         )
-        return ambiguous
+        detail = "another file has the same id but different content between the samples"
+        for name in _ids(self._all_series) if ambiguous else ():
+            if name in ambiguous:
+                self.left_out.append(Outcome(name, Reason.ID_TAKEN.code, detail))
 
-    def _take_known(
-        self, shared: frozenset[int], key: bytes, chosen: Iterator[Inputs]
-    ) -> Iterator[Inputs]:
+    def _take_known(self, shared: frozenset[int], chosen: Iterator[Inputs]) -> Iterator[Inputs]:
         """Take the cases whose results are current by the ledger; pass on all others.
 
         Many are compared at once, before the objects of a case are made.
         """
-        if self._ledger is None or self._request is None:
+        if self._ledger is None:
             yield from chosen
             return
         while batch := list(itertools.islice(chosen, COMPARED_AT_ONCE)):
             names = [self._folders.get(inputs[0].id) or inputs[0].id for inputs in batch]
-            stamps = [stamp_of(inputs, key) for inputs in batch]
+            stamps = [_stamp_of(inputs, self._key) for inputs in batch]
             current = self._ledger.hold(names, self._request.recipe, stamps)
             for inputs, name, is_current in zip(batch, names, current, strict=True):
                 case = inputs[0].id
                 if (
                     is_current
                     and hash(case) not in shared
-                    and not may_be_several(inputs)
+                    and not _may_be_several(inputs)
                     and self._scope.holds(case)
                 ):
                     series = self._count(inputs, case, name)
@@ -290,7 +249,7 @@ class RunCases:
         outcome = self._earlier_outcome(case)
         if outcome is None:
             try:
-                case = self._complete(inputs, case)
+                case = with_files(self._index, inputs, case)
             except ScanError as error:
                 failed += _failed(inputs, error)
                 return False
@@ -320,17 +279,25 @@ class RunCases:
         self._ended.append(outcome)
         self._note(outcome, series)
 
-    def _unique(self, shared: frozenset[int], key: bytes) -> tuple[dict[str, Case], set[str]]:
-        """Return one case for each of the shared ids, and the ids of files that are not equal."""
+    def _unique(self, shared: frozenset[int]) -> tuple[dict[str, Case], set[str]]:
+        """Return one case for each of the shared ids, and the ids of files that are not equal.
 
-        def cases() -> Iterator[Case]:
-            for inputs, light in self._candidates(_ignore, _ignore, iter):
-                if hash(inputs[0].id) in shared and self._scope.holds(light.id):
-                    with suppress(ScanError):
-                        yield self._complete(inputs, self._named(light))
-
-        unique, ambiguous = unique_cases(cases(), key)
-        return {case.id: case for case in unique}, ambiguous
+        Ids of volume files are computed from samples of them.
+        """
+        unique: dict[str, Case] = {}
+        ambiguous: set[str] = set()
+        for inputs, light in self._candidates(_ignore, _ignore):
+            if hash(inputs[0].id) not in shared or not self._scope.holds(light.id):
+                continue
+            with suppress(ScanError):  # unreadable: `compare`, or its worker, reports that
+                case = with_files(self._index, inputs, self._named(light))
+                earlier = unique.setdefault(case.id, case)
+                if earlier is case or case.id in ambiguous:
+                    continue
+                unique[case.id] = with_source_hash(earlier, self._key)
+                if with_source_hash(case, self._key).source_hash != unique[case.id].source_hash:
+                    ambiguous.add(case.id)
+        return unique, ambiguous
 
     def _named(self, case: Case) -> Case:
         """Return a case with the name of its folder."""
@@ -349,16 +316,18 @@ class RunCases:
         """Note the outcomes that cases of other shards have by now."""
         if self._scope.shard is None:
             return
-        for inputs, light in self._candidates(_ignore, _ignore, iter):
+        for inputs, light in self._candidates(_ignore, _ignore):
             case = self._named(light)
             if not self._scope.holds(case.id):
                 outcome = self._earlier_outcome(case)
                 if outcome is not None:
                     self._note(outcome, (entry.id for entry in inputs))
 
-    def drop_ledger(self) -> None:
-        """Let go of the ledger, which takes some 150 bytes a case: no more cases are compared."""
-        self._ledger = None
+    def close_ledger(self) -> None:
+        """Write what the ledger was told, and let go of it: it takes some 150 bytes a case."""
+        if self._ledger is not None:
+            self._ledger.gather()
+            self._ledger = None
 
     def _earlier_outcome(self, case: Case) -> Outcome | None:
         """Return how a case ended before, None if it is to be worked on.
@@ -373,8 +342,7 @@ class RunCases:
             return published
         state = None
         try:
-            cards = self._request.cards if self._request is not None else ()
-            state = explained_result_state(out, case, cards, replace=scope.replace)
+            state = explained_result_state(out, case, self._request.cards, replace=scope.replace)
         except ScanError as error:
             if error.reason.retry:  # it can't be read now: its worker tries again
                 return None
@@ -388,6 +356,59 @@ class RunCases:
         if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
             return None
         return Outcome(case.id, old.reason.code, old.detail)
+
+
+def make_cases(
+    index: Index, selected: Iterable[Inputs], request: Request, key: bytes, leave: Leave
+) -> Iterator[tuple[Inputs, Case]]:
+    """Yield the index entries of each case, and the case, without its files.
+
+    Their names are many, and most cases of an archive may have a result: `with_files` adds them. A
+    series of which several volumes are taken is opened, so that its cases have their files. If it
+    can't be, it has no case, and is handed over.
+    """
+    for inputs in selected:
+        first, several = inputs[0], _may_be_several(inputs)
+        try:
+            most = None if several else 0
+            series, *channels = (index.as_series(entry, most) for entry in inputs)
+            all_phases = several and request.workflow.policy.phases == "all"
+            count = count_volumes(series) if all_phases else 1
+        except ScanError as error:
+            for outcome in _failed(inputs, error):
+                leave(outcome)
+            continue
+        stamp = _stamp_of(inputs, key)
+        for phase in range(count) if several else (None,):
+            number = first.id if phase is None else case_id(series, key, phase)
+            yield inputs, request.case(number, series, tuple(channels), phase=phase, stamp=stamp)
+
+
+def with_files(index: Index, inputs: Inputs, case: Case) -> Case:
+    """Return a case with the files of its index entries.
+
+    Raises
+    ------
+    ScanError
+        If they lie in an archive that can't be unpacked.
+    """
+    if case.series.files:
+        return case
+    series, *channels = map(index.as_series, inputs)
+    return replace(case, series=series, further_channels=tuple(channels))
+
+
+def _may_be_several(inputs: Inputs) -> bool:
+    """Return whether the index entries of a case have several volumes, each a case of its own.
+
+    Else the case has the id of the first series.
+    """
+    return inputs[0].reason in (Reason.PHASES, Reason.FOUR_D)
+
+
+def _stamp_of(inputs: Inputs, key: bytes) -> str:
+    """Return the source stamp of the case of some index entries."""
+    return source_stamp([series.stamp for series in inputs], key)
 
 
 def _outcome(record: CaseRecord) -> Outcome:

@@ -1,4 +1,4 @@
-"""The engine child: the one process of a worker in which models and native code live.
+"""The child process: the one process of a worker in which models and native code live.
 
 Code that aborts, hangs or takes all the memory takes this process with it and nothing else. The
 worker that started it (`scanloom.engine.worker.supervisor`) sees its end, finds which case
@@ -34,10 +34,10 @@ from scanloom.engine.worker.messages import (
     QUEUED,
     CaseReply,
     CaseRequest,
+    ChildSetup,
     Ready,
     Span,
     Step,
-    WorkerSetup,
 )
 from scanloom.inference.graph import Predictor
 from scanloom.io.system.messages import Message, receive
@@ -49,10 +49,10 @@ that has waited for the GPU asks; threads that read and write other cases kept i
 Python's default, at each of its waits."""
 
 
-class WorkerLoop:
+class ChildLoop:
     """Processes cases until the socket is closed."""
 
-    def __init__(self, setup: WorkerSetup, connection: socket.socket) -> None:
+    def __init__(self, setup: ChildSetup, connection: socket.socket) -> None:
         self._setup, self._connection = setup, connection
         self._send_lock, self._device_lock = threading.Lock(), threading.Lock()
         self._models: Future[tuple[Sequence[Predictor], AdmissionGate]] = Future()
@@ -189,12 +189,12 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     if is_abandoned(connection):
         return
-    setup: WorkerSetup = receive(connection)
+    setup: ChildSetup = receive(connection)
     sys.path[:] = safe_path([*setup.search_path, *sys.path])  # for the modules of the models
     limit_memory(setup.memory_limit)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     settle_in()
-    WorkerLoop(setup, connection).serve()
+    ChildLoop(setup, connection).serve()
 
 
 if __name__ == "__main__":

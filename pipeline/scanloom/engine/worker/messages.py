@@ -1,6 +1,6 @@
-"""Messages between a worker and its engine child, and `CaseFile`: the cases of a run in a file.
+"""Messages between a worker and its child process, and `CaseFile`: the cases of a run in a file.
 
-The first message to the child is a `WorkerSetup`, then one `CaseRequest` per case; the child
+The first message to the child is a `ChildSetup`, then one `CaseRequest` per case; the child
 answers with `Ready`, `Step` and `CaseReply`. They travel as `scanloom.io.system.messages`.
 
 A `CaseFile` in `OUT/private/` holds one line of JSON per case. Dask tasks carry an offset in this
@@ -36,7 +36,7 @@ PredictorFactory = Callable[[], Sequence[Predictor]]
 
 
 @dataclass(frozen=True)
-class WorkerSetup:
+class ChildSetup:
     """Settings of a child, which it receives before its first case.
 
     Parameters
@@ -145,7 +145,7 @@ class CaseReply:
     refused: bool = False
 
 
-for _message_type in (WorkerSetup, FunctionCall, CaseRequest, Ready, Step, CaseReply, OutputTarget):
+for _message_type in (ChildSetup, FunctionCall, CaseRequest, Ready, Step, CaseReply, OutputTarget):
     register(_message_type)
 register(Execution, lambda execution: (execution.model_dump(),), Execution.model_validate)
 

@@ -1,4 +1,4 @@
-"""`Pool`: processes cases, on engines of this process or of Dask workers.
+"""`Pool`: processes cases, by a supervisor in this process or by those of Dask workers.
 
 Cases are submitted to it, never more than its window, whatever the size of the archive.
 """
@@ -45,19 +45,19 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Pool of one engine of this process, without Dask; `window` is the number of its cases."""
+    """Pool of one supervisor, without Dask; `window` is the number of its cases."""
 
-    def __init__(self, engine: WorkerSupervisor, window: int) -> None:
-        self.window, self._engine = window, engine
+    def __init__(self, supervisor: WorkerSupervisor, window: int) -> None:
+        self.window, self._supervisor = window, supervisor
         self._threads = ThreadPoolExecutor(window, "case")
 
     def submit(self, case: Case) -> Future[CaseOutcome]:
         """Submit a case."""
-        return self._threads.submit(self._engine.run, case)
+        return self._threads.submit(self._supervisor.run, case)
 
     def stop(self, patience: float) -> None:
-        """End the engine."""
-        self._engine.stop(patience)
+        """End the supervisor's child process."""
+        self._supervisor.stop(patience)
         self._threads.shutdown(cancel_futures=True)
 
 

@@ -1,6 +1,6 @@
 """`WorkerSupervisor`: processes cases in a child process, and finds which case made it fail.
 
-`WorkerProcess` starts the engine child, sends it cases, and observes how it ends.
+`ChildProcess` starts the child process, sends it cases, and observes how it ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ChildDiedError(Exception):
     """The child ended before the case; `code` is its exit code, negative for a signal."""
 
     def __init__(self, code: int) -> None:
-        super().__init__(f"the engine child ended with {code}")
+        super().__init__(f"the child process ended with {code}")
         self.code = code
 
 
@@ -71,12 +71,12 @@ class _RunningCase:
         self.ended.set()
 
 
-class WorkerProcess:
+class ChildProcess:
     """A running child process, used by several threads until it ends.
 
     Parameters
     ----------
-    setup : WorkerSetup
+    setup : ChildSetup
         Settings of the child.
     log : Path or None
         File for its output, readable by its owner alone: native code may print anything. None
@@ -90,7 +90,7 @@ class WorkerProcess:
         Whether it took too long to load them.
     """
 
-    def __init__(self, setup: messages.WorkerSetup, log: Path | None = None) -> None:
+    def __init__(self, setup: messages.ChildSetup, log: Path | None = None) -> None:
         first = Message(
             replace(setup, make_predictors=messages.FunctionCall.of(setup.make_predictors))
         )
@@ -117,7 +117,7 @@ class WorkerProcess:
         self.ready = self.late = False
         with suppress(OSError):  # the child died, which the listener thread finds
             first.send(self._socket)
-        threading.Thread(target=self._listen, name="engine child", daemon=True).start()
+        threading.Thread(target=self._listen, name="child process", daemon=True).start()
 
     @property
     def alive(self) -> bool:
@@ -285,14 +285,14 @@ class CaseOutcome:
         All starts in order.
     device : tuple of (float, float)
         When it held the device, in seconds of CLOCK_MONOTONIC: once for each of its networks.
-    engine : str
-        Random name of the engine.
+    supervisor : str
+        Random name of its supervisor.
     """
 
     record: CaseRecord | None
     tries: tuple[Attempt, ...]
     device: tuple[messages.Span, ...] = ()
-    engine: str = ""
+    supervisor: str = ""
 
     def after_a_death(self) -> Self:
         """Return the outcome of a case of which an earlier process died.
@@ -320,13 +320,13 @@ class WorkerSupervisor:
     """
 
     def __init__(
-        self, setup: messages.WorkerSetup, time_limit: float, log: Path | None = None
+        self, setup: messages.ChildSetup, time_limit: float, log: Path | None = None
     ) -> None:
         self._name = secrets.token_hex(4)
         self._setup, self._limit, self._log = setup, time_limit, log
         self._gate = AdmissionGate(setup.in_flight)
         self._starting = threading.Lock()
-        self._child: WorkerProcess | None = None
+        self._child: ChildProcess | None = None
         self._failed_starts = 0
         self._fault: ScanError | None = None
         self._stopped = threading.Event()
@@ -412,7 +412,7 @@ class WorkerSupervisor:
                 if child.ready or self._stopped.is_set():
                     raise
 
-    def _running(self) -> WorkerProcess:
+    def _running(self) -> ChildProcess:
         """Return the running child, or start one; raise ScanError if none can process a case."""
         with self._starting:
             if self._stopped.is_set():
@@ -425,12 +425,12 @@ class WorkerSupervisor:
             if self._fault is not None:
                 raise self._fault
             try:
-                self._child = WorkerProcess(self._setup, self._log)
+                self._child = ChildProcess(self._setup, self._log)
             except (OSError, RuntimeError) as error:
                 raise blame(error) from error
             return self._child
 
-    def _check_end(self, ended: WorkerProcess) -> None:
+    def _check_end(self, ended: ChildProcess) -> None:
         """Find from a child that ended whether starting another one makes sense."""
         ended.close(1.0)
         if ended.fault is None:

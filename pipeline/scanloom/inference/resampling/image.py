@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from scanloom.cards.card import Crop, Fit, ModelCard, NetworkGrid, Normalize
 from scanloom.core import Grid, Reason, ScanError, Volume
+from scanloom.core.grid import Shape
 from scanloom.inference.device import all_finite, float64_device
-from scanloom.inference.geometry import NetworkPlan, Shape
+from scanloom.inference.geometry import Float64, NetworkPlan
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resampling.resample import (
     SAME_POSITION,
@@ -42,7 +43,6 @@ OUTSIDE = -1
 _SLAB = 4_000_000
 """Voxels that are resampled at once."""
 IntArray = NDArray[np.int32]
-Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

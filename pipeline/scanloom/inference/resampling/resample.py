@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from scanloom.cards.card import IntensityStep, ModelCard, Normalize, ScaleRange, Truncate
+from scanloom.core.grid import Shape
 from scanloom.inference.device import to_device
-from scanloom.inference.geometry import NetworkPlan, Shape
+from scanloom.inference.geometry import Float64, NetworkPlan
 from scanloom.inference.intensity import apply_steps, is_pointwise
 from scanloom.inference.resampling.sampling import (
     BandedMatrix,
@@ -55,7 +56,6 @@ NEAR = 1e-3
 """Largest distance from a decisive value of voxels that are computed again."""
 _VOXELS_AT_ONCE = 500_000
 """Voxels of a slab: some 100 MB while they are computed."""
-Float64 = NDArray[np.float64]
 Index = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 

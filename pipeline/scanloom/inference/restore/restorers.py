@@ -630,7 +630,7 @@ def uncertainty_restorer(plan: NetworkPlan, card: ModelCard, members: int) -> Un
     )
 
 
-def uncertainty_bytes(voxels: int, planes: tuple[int, int], members: int) -> tuple[int, int]:
+def uncertainty_map_bytes(voxels: int, planes: tuple[int, int], members: int) -> tuple[int, int]:
     """Return the bytes of the maps of a scan, and of the work on a device.
 
     Parameters

@@ -22,7 +22,7 @@ from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, fi
 from scanloom.engine.clusters.launchers import SlurmJobs, SshHosts
 from scanloom.engine.machine import devices
 from scanloom.engine.worker.messages import CaseFile
-from scanloom.engine.workflow.schema import Cluster, Execution, Workflow, parse_workflow
+from scanloom.engine.workflow.schema import Cluster, Execution, parse_workflow
 from support import engine_models as em
 
 NO_CLUSTER = (
@@ -42,7 +42,7 @@ def test_an_unknown_kind_of_cluster_is_refused(name: str, tmp_path: Path) -> Non
         check_cluster(name, Execution())
     with (
         pytest.raises(ScanError, match="neither local"),
-        open_cluster(name, Workflow(name="x", models=("m",)), tmp_path, 1),
+        open_cluster(name, Execution(), tmp_path, 1),
     ):
         pass
 

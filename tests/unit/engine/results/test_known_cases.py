@@ -47,7 +47,8 @@ def test_a_result_that_cannot_be_read_now_is_left_to_a_worker(
         raise ScanError(reason, "a share is away")
 
     monkeypatch.setattr(run_cases, "explained_result_state", state)
-    cases: Any = SimpleNamespace(_out=Path(), _scope=Scope(), _ledger=None, _request=None)
+    request: Any = SimpleNamespace(cards=())
+    cases: Any = SimpleNamespace(_out=Path(), _scope=Scope(), _ledger=None, _request=request)
     case: Any = SimpleNamespace(id="one")
     outcome = RunCases._earlier_outcome(cases, case)
     assert (outcome and outcome.code) == told
@@ -101,7 +102,9 @@ def test_the_ledger_gives_the_cases_that_folders_give(
     index = build_index([tmp_path / "scans"], KEY, out)
 
     def cases(scope: Scope, ledger: Ledger | None) -> RunCases:
-        return RunCases.of_index(index, request, KEY, out, scope, series, ledger=ledger)
+        of_series = RunCases(index, request, KEY, out, scope, series, ledger=ledger)
+        of_series.compare()
+        return of_series
 
     selected = list(cases(Scope(), None).pending)
     results = {case.id: case.stamp for case in selected}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.engine.prepare import Request
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.worker.messages import CaseFile
+from scanloom.engine.workflow.schema import make_workflow
 from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.storage import IndexedSeries, Run
@@ -19,6 +23,8 @@ from scanloom.io.output.json_file import write_document
 from scanloom.io.output.ledger import Ledger
 
 NAMES = [f"case{n}" for n in range(8)]
+WHOLE = Scope()
+REQUEST = Request(make_workflow(name="w", models=["m"]), ())
 
 
 def case(name: str) -> Case:
@@ -33,8 +39,23 @@ def inputs(name: str) -> Inputs:
     )
 
 
-def candidates(*_: object) -> Iterator[tuple[Inputs, Case]]:
+Candidates = Callable[[], Iterator[tuple[Inputs, Case]]]
+
+
+def candidates() -> Iterator[tuple[Inputs, Case]]:
     return ((inputs(name), case(name)) for name in NAMES)
+
+
+class CasesOf(RunCases):
+    """Cases of a function, in the place of those that a request selects of an index."""
+
+    def __init__(self, make: Candidates, out: Path, scope: Scope = WHOLE, **more: Any) -> None:
+        index: Any = SimpleNamespace(series=())
+        super().__init__(index, REQUEST, bytes(32), out, scope, **more)
+        self._make = make
+
+    def _candidates(self, *_: object) -> Iterator[tuple[Inputs, Case]]:
+        return self._make()
 
 
 def fail(out: Path, name: str) -> None:
@@ -46,7 +67,7 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     blocked = tmp_path / "cases" / "case5"
     blocked.mkdir(parents=True)  # a result without its documents
 
-    cases = RunCases(tmp_path, Scope(), candidates)
+    cases = CasesOf(candidates, tmp_path)
     cases.compare()
 
     assert [c.id for c in cases.pending] == [n for n in NAMES if n not in ("case3", "case5")]
@@ -58,7 +79,7 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
 
 
 def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
-    cases = RunCases(tmp_path, Scope(), candidates)
+    cases = CasesOf(candidates, tmp_path)
     fail(tmp_path, "case2")
 
     cases.compare()
@@ -71,7 +92,7 @@ def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
 
 
 def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
-    cases = RunCases(tmp_path, Scope(shard=(1, 2)), candidates)
+    cases = CasesOf(candidates, tmp_path, Scope(shard=(1, 2)))
     cases.compare()
     foreign_ids = sorted(set(NAMES) - {c.id for c in cases.pending})
     assert cases.pending
@@ -95,11 +116,11 @@ def test_a_copy_of_another_shard_leaves_the_row_of_its_result(tmp_path: Path) ->
     published, copy = (replace(case("case1"), stamp=stamp) for stamp in ("stamp", "of the copy"))
     scope = next(scope for k in (1, 2) if not (scope := Scope(shard=(k, 2))).holds("case1"))
 
-    def of_both(*_: object) -> Iterator[tuple[Inputs, Case]]:
+    def of_both() -> Iterator[tuple[Inputs, Case]]:
         return ((inputs(one.id)[:1], one) for one in (published, copy))
 
     ledger = Ledger(tmp_path)
-    cases = RunCases(tmp_path, scope, of_both, ledger=ledger)
+    cases = CasesOf(of_both, tmp_path, scope, ledger=ledger)
     cases.compare()
     cases.note_other_shards()
     ledger.gather()
@@ -117,7 +138,7 @@ def test_cases_are_not_kept(tmp_path: Path) -> None:
         nonlocal alive
         alive -= 1
 
-    def made(*_: object) -> Iterator[tuple[Inputs, Case]]:
+    def made() -> Iterator[tuple[Inputs, Case]]:
         nonlocal alive, most, passes
         passes += 1
         for n in range(count):
@@ -131,7 +152,7 @@ def test_cases_are_not_kept(tmp_path: Path) -> None:
     for n in range(0, count, 3):
         fail(tmp_path, f"case{n}")
     waiting = CaseFile(tmp_path / "cases.jsonl")
-    cases = RunCases(tmp_path, Scope(), made, pending=waiting)
+    cases = CasesOf(made, tmp_path, pending=waiting)
 
     cases.compare()
 
@@ -146,15 +167,15 @@ def test_equal_ids_are_one_case_and_different_content_is_told(tmp_path: Path) ->
     for name, text in (("a", "equal"), ("b", "other"), ("c", "equal"), ("d", "one"), ("e", "two")):
         (tmp_path / name).write_text(text)
 
-    def made(*_: object) -> Iterator[tuple[Inputs, Case]]:
+    def made() -> Iterator[tuple[Inputs, Case]]:
         for name, path in (("x", "a"), ("y", "b"), ("z", "d"), ("x", "c"), ("z", "e")):
             series = Series("nifti", (tmp_path / path,))
             yield inputs(name)[:1], Case(name, series, Outputs(), "", "recipe")
 
-    cases = RunCases(tmp_path, Scope(), made)
-    ambiguous = cases.compare(frozenset(map(hash, "xz")), bytes(32))
+    cases = CasesOf(made, tmp_path, series=[inputs(name)[0] for name in "xyzxz"])
+    cases.compare()
 
-    assert ambiguous == {"z"}
+    assert [(entry.id, entry.reason) for entry in cases.left_out] == [("z", Reason.ID_TAKEN)] * 2
     assert [(c.id, bool(c.source_hash)) for c in cases.pending] == [("x", True), ("y", False)]
     assert [c.series.files[0].name for c in cases.copies] == ["c"]
     assert (cases.selected, cases.total) == (3, 3)

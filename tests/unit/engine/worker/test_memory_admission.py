@@ -18,7 +18,7 @@ import pytest
 from scanloom.core import Case, Outputs, ReadOptions, Reason, Series
 from scanloom.engine.prepare import OutputTarget, placement_of, prepare
 from scanloom.engine.worker.memory_admission import memory_gate
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.messages import ChildSetup
 from scanloom.engine.worker.supervisor import WorkerSupervisor
 from scanloom.inference.memory import base_bytes
 from support import engine_models as em
@@ -109,7 +109,7 @@ def test_a_refused_case_does_not_delay_its_neighbours(tmp_path: Path) -> None:
     """It is no reason to start another child, and nothing of it is read: it holds no voxels."""
     (tmp_path / "w.pt").write_bytes(b"none")
     make = partial(em.threshold_models, tmp_path / "w.pt", tmp_path / "starts")
-    setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), make, 3, memory_limit=2 * GIB)
+    setup = ChildSetup(OutputTarget(tmp_path / "out", bytes(32)), make, 3, memory_limit=2 * GIB)
     engine = WorkerSupervisor(setup, time_limit=60.0, log=tmp_path / "log")
     engine.warm_up()  # the child goes with the thread that started it
     large = only_header(tmp_path, 2000)

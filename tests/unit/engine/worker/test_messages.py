@@ -1,4 +1,4 @@
-"""Messages between a worker and its engine child arrive as they were sent."""
+"""Messages between a worker and its child process arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from scanloom.engine.worker.messages import (
     CaseFile,
     CaseReply,
     CaseRequest,
+    ChildSetup,
     FunctionCall,
     Ready,
     Step,
-    WorkerSetup,
 )
 from scanloom.engine.workflow.schema import Cluster, Execution
 from scanloom.io.system.messages import receive, send
@@ -62,9 +62,7 @@ def test_the_setup_of_a_run_arrives() -> None:
         workers=2, time_limit=90.0, memory_limit=8 << 30, cluster=Cluster(hosts=("a", "b"))
     )
     models = partial(load_models, ("one", "two"), ["d1", "d2"], execution)
-    setup = WorkerSetup(
-        OutputTarget(Path("/out"), "print", key=b"\xff" * 32), FunctionCall.of(models), 3
-    )
+    setup = ChildSetup(OutputTarget(Path("/out"), b"\xff" * 32), FunctionCall.of(models), 3)
     assert there_and_back(setup) == setup
 
 

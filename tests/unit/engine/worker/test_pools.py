@@ -24,7 +24,7 @@ from scanloom.core import Case, CaseRecord, Outputs, ReadOptions, Reason, ScanEr
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_OUTDONE_CASES, MAX_WORKER_LOSSES
 from scanloom.engine.run_files import hold_run_lock
-from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.messages import CaseFile, ChildSetup
 from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.io.output.work_folder import HOLDER
@@ -342,7 +342,7 @@ def test_a_share_without_hard_links_and_flock_has_locks(tmp_path: Path, number: 
 def test_local_pool(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.threshold_models, tmp_path / "w.pt")
-    setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)
+    setup = ChildSetup(OutputTarget(tmp_path / "out", bytes(32)), models, in_flight=2)
     pool = LocalPool(WorkerSupervisor(setup, 60.0), 2)
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(3)]
     ended = []
@@ -415,20 +415,20 @@ def test_a_case_whose_workers_were_all_dismissed_lost_none(
 def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
     from scanloom.engine.clusters.connect import local_cluster
     from scanloom.engine.clusters.contact import hold_handshake
-    from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
+    from scanloom.engine.clusters.dask_pool import DaskPool, SupervisorSetup
 
     out = tmp_path / "out"
     (out / ".work").mkdir(parents=True)
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.threshold_models, tmp_path / "w.pt")
-    setup = WorkerSetup(OutputTarget(out, "print"), models, in_flight=2)
+    setup = ChildSetup(OutputTarget(out, bytes(32)), models, in_flight=2)
     tasks = [em.SUCCEED, em.ABORT, em.SUCCEED, em.SUCCEED, em.RAISE, em.SUCCEED]
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
     case_file = written(tmp_path / "case_file", cases)
     ended = {}
     with local_cluster(["", ""], 2, tmp_path) as client, hold_handshake(out) as handshake:
         handshake.check(client)
-        engines = EngineSetup("run", setup, 60.0, tmp_path / "logs", handshake)
+        engines = SupervisorSetup("run", setup, 60.0, tmp_path / "logs", handshake)
         pool = DaskPool(client, case_file, engines)
         assert dispatch_cases(case_file, pool, lambda t, o: ended.update({t.id: o.record}))
         pool.stop(5.0)
@@ -441,17 +441,17 @@ def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
 def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> None:
     from scanloom.engine.clusters.connect import local_cluster
     from scanloom.engine.clusters.contact import hold_handshake
-    from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
+    from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits, SupervisorSetup
 
     out = tmp_path / "out"
     (out / ".work").mkdir(parents=True)
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.full_worker_models, tmp_path / "w.pt", tmp_path / "first", 0.5)
-    setup = WorkerSetup(OutputTarget(out, "print"), models)
+    setup = ChildSetup(OutputTarget(out, bytes(32)), models)
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
     case_file, ended, faults = written(tmp_path / "case_file", cases), {}, []
     with local_cluster(["", ""], 1, tmp_path) as client, hold_handshake(out) as handshake:
-        engines = EngineSetup("run", setup, 60.0, tmp_path, handshake)
+        engines = SupervisorSetup("run", setup, 60.0, tmp_path, handshake)
         pool = DaskPool(client, case_file, engines, PoolLimits(on_unfit=faults.append))
         until = time.monotonic() + 60.0
         while pool.window < 2 and time.monotonic() < until:
@@ -471,7 +471,7 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
 @pytest.mark.thorough
 def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", "model", 1000)
-    setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)
+    setup = ChildSetup(OutputTarget(tmp_path / "out", bytes(32)), models, in_flight=2)
     pool = LocalPool(WorkerSupervisor(setup, 60.0), 2)
     cases, ended = [em.make_case(tmp_path, f"c{n}") for n in range(4)], []
 

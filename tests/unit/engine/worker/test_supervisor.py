@@ -26,11 +26,11 @@ from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_CHILD_STARTS, STORAGE_PAUSES_S
 from scanloom.engine.worker import supervisor
 from scanloom.engine.worker.memory_admission import AdmissionGate
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.messages import ChildSetup
 from scanloom.engine.worker.supervisor import (
     CaseOutcome,
     ChildDiedError,
-    WorkerProcess,
+    ChildProcess,
     WorkerSupervisor,
 )
 from support import engine_models as em
@@ -50,14 +50,14 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
-def setup(tmp_path: Path, weights: Path, **changes: object) -> WorkerSetup:
+def setup(tmp_path: Path, weights: Path, **changes: object) -> ChildSetup:
     models = partial(em.threshold_models, weights, tmp_path / "starts")
     fields = {
-        "output": OutputTarget(tmp_path / "out", "print"),
+        "output": OutputTarget(tmp_path / "out", bytes(32)),
         "make_predictors": models,
         "in_flight": 3,
     }
-    return WorkerSetup(**{**fields, **changes})  # type: ignore[arg-type]
+    return ChildSetup(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_child_that_was_stopped_is_given_up(
     tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not dead, and does not take the case that it is given."""
-    child = WorkerProcess(setup(tmp_path, weights))
+    child = ChildProcess(setup(tmp_path, weights))
     child.ask(em.make_case(tmp_path, "fine"), 120.0)
     os.kill(child._process.pid, signal.SIGSTOP)
     monkeypatch.setattr(supervisor, "_START_TIMEOUT_S", 0.1)
@@ -131,7 +131,7 @@ def test_a_child_that_is_stopped_while_it_starts_is_given_up(
 ) -> None:
     """The case does not fit into the buffer of its socket."""
     monkeypatch.setattr(supervisor, "_START_TIMEOUT_S", 0.1)
-    child = WorkerProcess(setup(tmp_path, weights))
+    child = ChildProcess(setup(tmp_path, weights))
     os.kill(child._process.pid, signal.SIGSTOP)
     case = em.make_case(tmp_path, "one")
     files = case.series.files * 20_000
@@ -275,11 +275,11 @@ from functools import partial
 from pathlib import Path
 from scanloom.engine.case_progress import read_progress
 from scanloom.engine.prepare import OutputTarget
-from scanloom.engine.worker.supervisor import WorkerProcess
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.supervisor import ChildProcess
+from scanloom.engine.worker.messages import ChildSetup
 
-setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), "print"), partial(time.sleep, 600))
-print(WorkerProcess(setup)._process.pid, flush=True)
+setup = ChildSetup(OutputTarget(Path(sys.argv[1]), bytes(32)), partial(time.sleep, 600))
+print(ChildProcess(setup)._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

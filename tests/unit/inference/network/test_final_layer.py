@@ -11,7 +11,7 @@ import torch
 from scanloom.cards.card import NetworkSpec, Window
 from scanloom.inference.network.architectures import build_network, meta_dispatch
 from scanloom.inference.network.layers import FinalLayer, detach_final_layer
-from scanloom.inference.sliding_window import SlidingWindow
+from scanloom.inference.sliding_window import Fold, SlidingWindow
 
 SIZE = (16, 16, 16)
 SEGRESNET = {"spatial_dims": 3, "in_channels": 1, "init_filters": 8, "norm": "batch"}
@@ -62,7 +62,7 @@ def test_scores_equal_those_of_the_whole_network_in_monais_inferer(
     whole, (network, head) = built(spec), split(spec)
     image = torch.randn(30, 16, 41)
     slider = SlidingWindow(
-        network, Window(SIZE, 0.5, "gaussian"), activation=activation, slab=1, head=head
+        [Fold(network, head)], Window(SIZE, 0.5, "gaussian"), activation=activation, slab=1
     )
     with torch.inference_mode():
         blocks = [b.scores.clone() for b in slider.slide(image[None], 2)]
@@ -109,7 +109,7 @@ def test_voxels_without_a_window_are_background_for_any_head() -> None:
     loud = FinalLayer(head.weight, head.bias + torch.arange(9.0)[:, None] * 100)
     image = torch.zeros(16, 16, 48)
     image[3:9, 3:9, 40:44] = 1
-    slider = SlidingWindow(network, Window(SIZE, 0.0), head=loud)
+    slider = SlidingWindow([Fold(network, loud)], Window(SIZE, 0.0))
     with torch.inference_mode():
         scores = torch.cat([b.scores.clone() for b in slider.slide(image[None], 2, image > 0)])
 

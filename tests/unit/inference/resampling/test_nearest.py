@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from scanloom.cards.card import NetworkGrid
-from scanloom.inference.geometry import Shape, plan_grid
+from scanloom.core.grid import Shape
+from scanloom.inference.geometry import plan_grid
 from scanloom.inference.resampling.resample import nearest
 from support import model_cards
 

@@ -76,7 +76,9 @@ def test_windows_of_three_dimensions(
     """Any grid, window, step and flips; planes along any axis."""
     network, image = Positioned(3), torch.randn(2, *shape)
 
-    scores = slide(SlidingWindow(network, nnunet_window(size, step, mirror), slab=999), image, axis)
+    scores = slide(
+        SlidingWindow([Fold(network)], nnunet_window(size, step, mirror), slab=999), image, axis
+    )
 
     with torch.inference_mode():
         expected = nnunet_windows.scores_of(network, image, size, step, mirror)
@@ -92,7 +94,7 @@ def test_windows_of_two_dimensions(shape: Shape, size: tuple[int, int], axis: in
     network, image = Positioned(2), torch.randn(2, *shape)
     window = nnunet_window((1, *size), mirror=(1, 2), plane=0)
 
-    scores = slide(SlidingWindow(PlaneNetwork(network, 0), window), image, axis)
+    scores = slide(SlidingWindow([Fold(PlaneNetwork(network, 0))], window), image, axis)
 
     with torch.inference_mode():
         expected = nnunet_windows.scores_of(network, image, size, mirror=(0, 1))
@@ -104,9 +106,9 @@ def test_windows_of_two_dimensions(shape: Shape, size: tuple[int, int], axis: in
 def test_mean_of_folds(axis: int, count: int) -> None:
     networks, image = [Positioned(3, n) for n in range(count)], torch.randn(2, 11, 12, 13)
     window = nnunet_window((6, 6, 6), mirror=(0,))
-    folds = [Fold(network) for network in networks[1:]]
+    folds = [Fold(network) for network in networks]
 
-    scores = slide(SlidingWindow(networks[0], window, folds=folds), image, axis)
+    scores = slide(SlidingWindow(folds, window), image, axis)
 
     with torch.inference_mode():
         each = [nnunet_windows.scores_of(n, image, (6, 6, 6), mirror=(0,)) for n in networks]
@@ -116,11 +118,11 @@ def test_mean_of_folds(axis: int, count: int) -> None:
 def test_mean_of_folds_in_float32_is_that_of_their_scores() -> None:
     networks, image = [Positioned(3, n) for n in range(3)], torch.randn(2, 11, 12, 13)
     window = Window((6, 6, 6), 0.5, "gaussian")
-    folds = [Fold(network) for network in networks[1:]]
+    folds = [Fold(network) for network in networks]
 
-    scores = slide(SlidingWindow(networks[0], window, folds=folds, batch=BatchSize(3)), image, 1)
+    scores = slide(SlidingWindow(folds, window, batch=BatchSize(3)), image, 1)
 
-    each = [slide(SlidingWindow(network, window), image, 1) for network in networks]
+    each = [slide(SlidingWindow([Fold(network)], window), image, 1) for network in networks]
     torch.testing.assert_close(scores, torch.stack(each).mean(dim=0))
 
 
@@ -133,12 +135,14 @@ def test_flips_of_a_network_that_works_in_place() -> None:
     image = torch.randn(1, 9, 8, 10)
     window = Window((4, 4, 4), 0.5, mirror=(0, 2))
 
-    torch.testing.assert_close(slide(SlidingWindow(spoils, window), image, 2), image * -3 + 1)
+    torch.testing.assert_close(
+        slide(SlidingWindow([Fold(spoils)], window), image, 2), image * -3 + 1
+    )
 
 
 def test_infinite_half_scores_are_an_error() -> None:
     """Sums of 10 times the scores leave the range of half precision."""
-    slider = SlidingWindow(lambda w: w * 10_000, nnunet_window((4, 4, 4)))
+    slider = SlidingWindow([Fold(lambda w: w * 10_000)], nnunet_window((4, 4, 4)))
 
     with pytest.raises(FloatingPointError):
         slide(slider, torch.full((1, 8, 8, 8), 3.0), 0)
@@ -195,7 +199,7 @@ def test_planes_equal_those_of_monais_slice_inferer(axis: int, plane: Any, blend
     size = [8, 8, 8]
     size[plane] = 1
     window = Window((size[0], size[1], size[2]), 0.3, blending, plane=plane)
-    slider = SlidingWindow(PlaneNetwork(network, plane), window, batch=BatchSize(7))
+    slider = SlidingWindow([Fold(PlaneNetwork(network, plane))], window, batch=BatchSize(7))
     inferer = SliceInferer(
         roi_size=(8, 8), spatial_dim=plane, overlap=0.3, mode=blending, sw_batch_size=2
     )
