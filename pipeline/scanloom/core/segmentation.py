@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
     import torch
 
-    from scanloom.core.measurement import Measurement
+    from scanloom.core.measurement import Measurement, ReferenceRange
     from scanloom.core.volume import Volume
 
 UNCERTAINTY_STEPS = 255
@@ -207,6 +207,8 @@ class Segmentation:
         Whether a person corrected the labels.
     flags_by_label : mapping of str to tuple of Flag, or None
         Flags of single structures, if results with flags of their own were united.
+    reference_ranges : tuple of ReferenceRange
+        Usual values of its structures, with which `measure` compares.
     """
 
     model: str
@@ -222,6 +224,7 @@ class Segmentation:
     uncertainty: Uncertainty | None = None
     corrected: bool = False
     flags_by_label: Mapping[str, tuple[Flag, ...]] | None = None
+    reference_ranges: tuple[ReferenceRange, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_slug(self.model):
@@ -375,6 +378,9 @@ class Segmentation:
 
     def measure(self, volume: Volume) -> tuple[Measurement, ...]:
         """Return sizes and intensities of all structures in the scan that was segmented.
+
+        Each has the flags of the volume and of the segmentation, and OUT_OF_RANGE, as in the
+        measurements of `segment`.
 
         Raises
         ------

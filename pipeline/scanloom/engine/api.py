@@ -8,14 +8,16 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scanloom.cards.card import HEAD
 from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_scan
 from scanloom.convert.store import find_model
-from scanloom.core import CaseRecord, ComputeOptions, Segmentation, Volume, settle_in
+from scanloom.core import CaseRecord, ComputeOptions, Flag, Segmentation, Volume, settle_in
 from scanloom.core.errors import in_python
 from scanloom.core.paths import given_path
 from scanloom.core.text import parse_bytes
 from scanloom.engine.case.models import find_unchanged
+from scanloom.engine.case.writers import conditions_of
 from scanloom.engine.default_model import default_model
 from scanloom.engine.results.tables import read_measurements_table
 from scanloom.engine.segment import iter_segment
@@ -153,10 +155,16 @@ class Model:
                 kind = type(each).__name__
                 raise TypeError(f"predict takes volumes, as load_volume returns them, not {kind}")
         flags = check_scan(volume, self.card, further_channels)
+        if HEAD in conditions_of(volume, [self.card]):
+            flags = (*flags, Flag.HEAD_IN_VIEW)
         prediction = self.predictor.predict(
             volume, further_channels=further_channels, uncertainty=uncertainty
         )
-        return replaced(prediction, flags=tuple(dict.fromkeys((*flags, *prediction.flags))))
+        return replaced(
+            prediction,
+            flags=tuple(dict.fromkeys((*flags, *prediction.flags))),
+            reference_ranges=self.card.reference_ranges,
+        )
 
 
 def segment(

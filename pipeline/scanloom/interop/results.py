@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from scanloom.core import Flag, Measurement, Segmentation, Volume
 
 
 def measure(segmentation: Segmentation, volume: Volume) -> tuple[Measurement, ...]:
-    """Return the measurements of all structures: see `scanloom.ops.measure`."""
+    """Return the measurements of all structures, as a case has them."""
+    from scanloom.cards.check import check_measurement
     from scanloom.ops.measure import measure
+    from scanloom.ops.uncertainty import add_uncertainty
 
-    return measure(segmentation, volume, _flags(segmentation, volume))
+    ranges, labels = segmentation.reference_ranges, segmentation.labels
+    flags = _flags(segmentation, volume)
+    return tuple(
+        replace(m, flags=(*m.flags, *check_measurement(m, ranges, labels), *flags))
+        for m in add_uncertainty(measure(segmentation, volume), segmentation)
+    )
 
 
 def preview(segmentation: Segmentation, volume: Volume, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ from scanloom.convert.store import shipped
 from scanloom.core import Flag
 from scanloom.core.errors import KEYWORDS, in_python
 from scanloom.options import walk_options
+from support.bundles import transform
 from support.commands import write_tiny_bundle
+from support.review_phantoms import trunk
 
 SAMPLE = shipped("data") / "torso_ct"
 ROOT = Path(__file__).parents[3]
@@ -131,6 +134,38 @@ def test_a_model_in_memory_checks_a_scan_as_the_command_does(tmp_path: Path) -> 
     for mistaken in (array, "scan.nii.gz", None):
         with pytest.raises(TypeError, match="predict takes volumes"):
             model.predict(mistaken)  # type: ignore[arg-type]
+
+
+def test_measurements_in_memory_are_those_of_the_command(tmp_path: Path) -> None:
+    bundle = write_tiny_bundle(tmp_path / "bundles")
+    file = bundle / "configs/metadata.json"
+    metadata = json.loads(file.read_text())
+    usual = {"structure": "liver", "quantity": "mean_hu", "range": [5000, 6000], "source": "A."}
+    stated = {"limitations": [{"text": "No heads.", "where": "head"}], "reference_ranges": [usual]}
+    file.write_text(json.dumps(metadata | {"scanloom": stated}))
+    config = json.loads((file := file.with_name("inference.json")).read_text())
+    transform(config, "Spacingd")["pixdim"] = [8.0, 8.0, 8.0]
+    file.write_text(json.dumps(config))
+    scan = tmp_path / "head.nii.gz"
+    trunk(skull=True).to_nibabel().to_filename(scan)
+    volume = scanloom.load_volume(scan, modality="CT")
+
+    model = scanloom.load_model(bundle, device="cpu")
+    measured = model.predict(volume, uncertainty=True).measure(volume)
+
+    [record] = scanloom.segment(
+        scan,
+        model=bundle,
+        out=tmp_path / "out",
+        modality="CT",
+        also="uncertainty",
+        device="cpu",
+        key=tmp_path / "key",
+    )
+    assert measured == record.measurements
+    flags = {flag for each in measured for flag in each.flags}
+    assert {Flag.OUT_OF_RANGE, Flag.HEAD_IN_VIEW} <= flags
+    assert None not in [each.entropy for each in measured if each.voxels]
 
 
 @pytest.mark.parametrize("read", [scanloom.load_volume, scanloom.measurements])

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ReferenceRange
 from scanloom.core import Measurement, Reason, ScanError, is_passing
+from scanloom.core.measurement import ReferenceRange
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import (
     case_entries,
