@@ -334,7 +334,9 @@ class Segmentation:
         """
         from scanloom.interop.images import to_nibabel
 
-        return to_nibabel(self._voxels(label), self.grid)
+        image = to_nibabel(self._voxels(label), self.grid)
+        image.header.set_intent("label")
+        return image
 
     def to_sitk(self, label: str | None = None) -> sitk.Image:
         """Return the label map, or the mask of a structure, as an image of SimpleITK.

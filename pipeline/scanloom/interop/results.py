@@ -37,7 +37,7 @@ def _flags(segmentation: Segmentation, volume: Volume) -> tuple[Flag, ...]:
 def save(segmentation: Segmentation, path: Path, label: str | None) -> None:
     """Write a label map, or the mask of a structure, as NIfTI."""
     from scanloom.io.scan import GridOnlySource
-    from scanloom.io.write.nifti import write_nifti
+    from scanloom.io.write.nifti import LABEL, write_nifti
 
     if not path.name.endswith(".nii.gz"):
         raise ValueError(f"the file must end in .nii.gz, got {path.name!r}")
@@ -45,4 +45,4 @@ def save(segmentation: Segmentation, path: Path, label: str | None) -> None:
         voxels = segmentation.single_layer().labels
     else:
         voxels = segmentation.layer_of(label).labels == segmentation.structure(label).number
-    write_nifti(voxels, segmentation.grid, GridOnlySource(), path)
+    write_nifti(voxels, segmentation.grid, GridOnlySource(), path, intent=LABEL)

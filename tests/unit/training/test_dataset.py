@@ -129,6 +129,7 @@ def test_accepted_and_corrected_cases_are_taken(results: Results) -> None:
     assert taken(dataset) == {accepted: "accepted", corrected: "corrected"}
     assert dataset.unselected == {"edit": 1, "rejected": 1, "disagreed": 1}
     stored = nib.load(results.target / "data" / "labelsTr" / f"{corrected}.nii.gz")
+    assert stored.header.get_intent()[0] == "label"
     np.testing.assert_array_equal(np.asarray(stored.dataobj), labels)
     assert taken(results.write(DatasetOptions(verdicts=("edit",)), "edit")) == {edit: "edit"}
 
