@@ -264,6 +264,15 @@ def test_a_damaged_result_is_left_out(results: Results) -> None:
     assert len(dataset.cases) == len(results.cases) - 1
 
 
+def test_details_do_not_name_the_folder_of_a_case(results: Results) -> None:
+    """It may have the name of a patient."""
+    for case in results.cases:
+        (results.out / "cases" / case / "timing.json").unlink()
+    dataset = results.write()
+    assert dataset.left_out
+    assert not [text for case, (_, text) in dataset.left_out.items() if case in text]
+
+
 def test_a_copy_of_a_result_is_left_out(results: Results) -> None:
     folder = results.out / "cases" / results.cases[0]
     shutil.copytree(folder, folder.with_name("backup"))
