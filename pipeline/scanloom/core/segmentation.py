@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scanloom.core.engines import EngineChoice
 from scanloom.core.grid import Grid
+from scanloom.core.paths import given_path
 from scanloom.core.reasons import Flag
 from scanloom.core.text import did_you_mean
 
@@ -376,7 +377,7 @@ class Segmentation:
         """
         from scanloom.interop.results import save
 
-        save(self, Path(path), label)
+        save(self, given_path(path, "path"), label)
 
     def measure(self, volume: Volume) -> tuple[Measurement, ...]:
         """Return sizes and intensities of all structures in the scan that was segmented.
@@ -405,4 +406,4 @@ class Segmentation:
         """
         from scanloom.interop.results import preview
 
-        preview(self, volume, Path(path))
+        preview(self, volume, given_path(path, "path"))

@@ -6,6 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from scanloom.core import Flag, Measurement, Segmentation, Volume
+from scanloom.core.errors import check_type
+
+_SAME_POSITION_MM = 0.01
 
 
 def measure(segmentation: Segmentation, volume: Volume) -> tuple[Measurement, ...]:
@@ -14,6 +17,7 @@ def measure(segmentation: Segmentation, volume: Volume) -> tuple[Measurement, ..
     from scanloom.ops.measure import measure
     from scanloom.ops.uncertainty import add_uncertainty
 
+    _check_scan(segmentation, volume)
     ranges, labels = segmentation.reference_ranges, segmentation.labels
     flags = _flags(segmentation, volume)
     return tuple(
@@ -26,8 +30,18 @@ def preview(segmentation: Segmentation, volume: Volume, path: Path) -> None:
     """Draw the preview of a scan with its structures."""
     from scanloom.review.preview.page import draw_preview
 
+    _check_scan(segmentation, volume)
     flags = _flags(segmentation, volume)
     draw_preview(volume, [segmentation], measure(segmentation, volume), flags, path)
+
+
+def _check_scan(segmentation: Segmentation, volume: Volume) -> None:
+    """Refuse another scan than the one that was segmented, as far as its grid tells."""
+    check_type(
+        volume, Volume, "volume must be the scan that was segmented, as load_volume reads it"
+    )
+    if not segmentation.grid.matches(volume.grid, _SAME_POSITION_MM):
+        raise ValueError("the volume has another grid than the scan that was segmented")
 
 
 def _flags(segmentation: Segmentation, volume: Volume) -> tuple[Flag, ...]:
