@@ -148,14 +148,14 @@ def points(folder: Path, sizes: list[int], files: int) -> Iterator[list[Any]]:
 
 def store_of(folder: str) -> Any:
     """Return a store of parts that is no output folder's."""
-    from scanloom.io.index.storage import Store
+    from scanloom.io.index.storage import IndexStore
 
     @contextmanager
     def writable(place: Path) -> Iterator[None]:
         place.mkdir(exist_ok=True)
         yield
 
-    return Store(Path(folder) / "index.parquet", writable)
+    return IndexStore(Path(folder) / "index.parquet", writable)
 
 
 class GeneratedWalk:

@@ -11,7 +11,7 @@ import pytest
 from nibabel.orientations import axcodes2ornt, ornt_transform
 
 import scanloom
-from scanloom.cards.card import Checks, Range
+from scanloom.cards.card import Checks
 from scanloom.core import (
     Case,
     Layer,
@@ -23,6 +23,7 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
+from scanloom.core.measurement import Range
 from scanloom.engine import steps
 from scanloom.engine.prepare import estimate_case
 from scanloom.inference.engines.selection import torch_choice

@@ -16,7 +16,7 @@ import pytest
 from scanloom.cli.commands.run import status_line
 from scanloom.engine import early_cases
 from scanloom.engine import run as running
-from scanloom.engine.clusters.contact import Question, answer
+from scanloom.engine.clusters.contact import WorkerQuestion, answer
 from scanloom.engine.early_cases import EarlyOutcomes, may_begin_early
 from scanloom.engine.monitor import StatusWriter
 from scanloom.engine.run_files import CASES_FILE
@@ -220,7 +220,7 @@ def test_the_first_case_ends_before_the_last_part_is_read(
     def set_up(*arguments: Any, **more: Any) -> Any:
         setups.append(arguments)
         [file] = runs.out.glob(f"private/runs/*/{CASES_FILE}")
-        answers.append(answer(Question(str(runs.out / ".work" / "token"), (), str(file))))
+        answers.append(answer(WorkerQuestion(str(runs.out / ".work" / "token"), (), str(file))))
         return setup(*arguments, **more)
 
     monkeypatch.setattr(StatusWriter, "set_aside", note)

@@ -593,7 +593,7 @@ def test_damaged_result_is_noticed_by_segment_and_report(
 
     code, message = run_command(*command)
     assert code == UNUSABLE
-    assert f"{file} has a different size in the published case {folder.name}" in message
+    assert f"{file} has a different size in the published case (RESULT_DAMAGED)" in message
 
     code, message = run_command("report", "out")
     assert code == 1

@@ -499,7 +499,7 @@ def test_send_refuses_a_changed_case_and_sends_the_others(case: Path, tmp_path: 
         code, out, _ = send(tmp_path)
         assert target.has(tmp_path / "out" / "cases" / "casetwo")
     assert code == 1
-    assert "case caseone differs from what was published, and is not sent" in out
+    assert "case caseone: the case differs from what was published, and is not sent" in out
 
 
 @THOROUGH

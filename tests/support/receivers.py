@@ -124,7 +124,7 @@ def association(
     """Yield an association of pynetdicom that offers each class of files in its own syntax."""
     from pynetdicom import AE, _config, evt
 
-    from scanloom.io.network.peer import Checkpoint
+    from scanloom.io.network.peer import ReactorCheckpoint
 
     _config.STORE_SEND_CHUNKED_DATASET = True  # the bytes of the file, whatever they are
     entity = AE(title)
@@ -138,7 +138,7 @@ def association(
         entity.add_requested_context(sop_class, UID(syntax))
 
     def pause_surely(event: Any) -> None:
-        event.assoc._reactor_checkpoint = Checkpoint()
+        event.assoc._reactor_checkpoint = ReactorCheckpoint()
 
     made = entity.associate(
         *("127.0.0.1", port),

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
+from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.options import AXIS_CODES, MAX_OVERLAP
 
 CT = "CT"
-Quantity = Literal["mean_hu", "volume_ml"]
 Precision = Literal["float32", "float16", "bfloat16"]
 ANY_MODALITY = "any"
 """Modality of a channel whose model states none, or takes all; the scan's is not checked."""
@@ -272,18 +272,6 @@ def with_small_removed(
     return (*rules, RemoveSmall((), volume, when=when)) if volume > 0 else rules
 
 
-@dataclass(frozen=True)
-class Range:
-    """From low to high, both included."""
-
-    low: float
-    high: float
-
-    def holds(self, value: float) -> bool:
-        """Return whether `value` is in the range."""
-        return self.low <= value <= self.high
-
-
 HEAD: Final = "head"
 UNCROPPED: Final = "uncropped"
 CONTRAST: Final = "contrast"
@@ -305,28 +293,6 @@ class Limitation:
 
     text: str
     where: str = ""
-
-
-@dataclass(frozen=True)
-class ReferenceRange:
-    """Usual range of a measurement of a structure, for results without a cohort.
-
-    Parameters
-    ----------
-    structure : str
-        Label of the structure.
-    quantity : "mean_hu" or "volume_ml"
-        The measurement: mean intensity of a scan in HU, or volume in ml.
-    range : Range
-        The usual values.
-    source : str
-        Where the range comes from, as a sentence.
-    """
-
-    structure: str
-    quantity: Quantity
-    range: Range
-    source: str
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,15 @@ that were halved or doubled have air near -500 or -2000, and few values between 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
+from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard
 from scanloom.core import Flag, Grid, Measurement, Reason, ScanError, Volume, plain_number
+from scanloom.core.measurement import Range, ReferenceRange
 
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
@@ -156,8 +157,10 @@ def check_extent(grid: Grid, card: ModelCard) -> tuple[Flag, ...]:
     return _judged("extent", Flag.FOV_IMPLAUSIBLE, problem, card.checks)
 
 
-def check_measurement(measurement: Measurement, card: ModelCard) -> tuple[Flag, ...]:
-    """Compare a structure with its reference ranges in a card.
+def check_measurement(
+    measurement: Measurement, ranges: Sequence[ReferenceRange], labels: Collection[str]
+) -> tuple[Flag, ...]:
+    """Compare a structure with its reference ranges, those of a model with these labels.
 
     One without voxels is not compared, nor is the mean in other units than HU. What the border of
     the scan cuts off may be smaller. In a result of one side, `kidney_left` is the model's kidney.
@@ -168,9 +171,9 @@ def check_measurement(measurement: Measurement, card: ModelCard) -> tuple[Flag, 
         OUT_OF_RANGE if a value is outside its range.
     """
     label = measurement.label
-    if label not in {structure.label for structure in card.structures}:
+    if label not in labels:
         label = label.removesuffix("_left").removesuffix("_right")
-    for each in card.reference_ranges:
+    for each in ranges:
         if each.structure != label or not measurement.voxels:
             continue
         value, cut = measurement.volume_ml, Flag.TOUCHES_BORDER in measurement.flags

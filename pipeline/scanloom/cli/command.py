@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from scanloom.cli.console import clean
 
@@ -264,6 +264,21 @@ def _simplify_argument(argument: Any) -> None:
     argument.get_usage_pieces = lambda ctx: shown
 
 
+_UNSET = object()
+"""What stands for the value of an option that --no-NAME unsets."""
+
+
+class _Option(TyperOption):
+    """An option whose default --no-NAME restores."""
+
+    def consume_value(self, ctx: Any, opts: Any) -> Any:
+        """Return the value and its source."""
+        if opts.get(self.name) is not _UNSET:
+            return super().consume_value(ctx, opts)
+        _, source = super().consume_value(ctx, {})
+        return self.default, type(source)["DEFAULT"]
+
+
 class Command(_PlainHelp, TyperCommand):
     """A command whose options may be set by environment variables and files."""
 
@@ -273,15 +288,17 @@ class Command(_PlainHelp, TyperCommand):
             # SCANLOOM_KEY is read where keys are: `report` goes on without the key that it names
             if parameter.param_type_name == "option" and option_key(parameter) != "key":
                 parameter.envvar = parameter.envvar or variable_of(parameter)
+                parameter.__class__ = _Option
 
     def make_parser(self, ctx: Any) -> Any:
-        """Return the parser: --no-FLAG unsets each flag that a variable or file may set."""
+        """Return the parser: --no-NAME unsets each option that a variable or file may set."""
         parser = super().make_parser(ctx)
-        for flag in self.params:
-            if getattr(flag, "is_flag", False) and not flag.secondary_opts:
-                opposite = f"--no-{max(flag.opts, key=len).lstrip('-')}"
+        for option in _options(self):
+            if isinstance(option, _Option) and not option.secondary_opts:
+                opposite = f"--no-{max(option.opts, key=len).lstrip('-')}"
+                value = False if option.is_flag else _UNSET
                 # typer's own copy of click's Option
-                parser.add_option(flag, [opposite], flag.name, "store_const", const=False)  # type: ignore[arg-type]
+                parser.add_option(option, [opposite], option.name, "store_const", const=value)
         return parser
 
     def invoke(self, ctx: Any) -> Any:

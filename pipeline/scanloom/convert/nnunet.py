@@ -659,7 +659,7 @@ def _stage(
     folder: Path,
     checkpoint: Checkpoint,
     configuration: Configuration,
-    dataset: Dataset,
+    dataset: ChannelsAndLabels,
     later: Sequence[str],
 ) -> card.Stage | None:
     """Return the previous stage of a cascade; None for other models."""
@@ -690,7 +690,7 @@ def _stage(
 
 
 def _channels(
-    dataset: Dataset, plans: Plans, configuration: Configuration
+    dataset: ChannelsAndLabels, plans: Plans, configuration: Configuration
 ) -> tuple[card.Channel, ...]:
     """Return the input channels with their normalisation."""
     count = len(dataset.channels)
@@ -794,7 +794,7 @@ class DatasetFile(Fields):
 
 
 @dataclass(frozen=True)
-class Dataset:
+class ChannelsAndLabels:
     """Channels and labels of a model.
 
     Parameters
@@ -821,7 +821,7 @@ class Dataset:
     stated: DatasetFile
 
 
-def read_dataset(folder: Path) -> Dataset:
+def read_dataset(folder: Path) -> ChannelsAndLabels:
     """Read `dataset.json` of a model.
 
     Raises
@@ -846,7 +846,7 @@ def read_dataset(folder: Path) -> Dataset:
         numbers = [values[0] for values in classes.values()]
         structures, decision = name_structures(list(classes), numbers), card.Argmax()
         outputs = len(foreground) + 1
-    return Dataset(
+    return ChannelsAndLabels(
         channels=_channel_names(content.channel_names or content.modality),
         structures=structures,
         decision=decision,

@@ -84,3 +84,15 @@ class WorkflowError(ScanError):
     def __reduce__(self) -> tuple[type[ScanError], tuple[Any, ...]]:
         """Support pickling."""
         return type(self), (self.keys, self.problem)
+
+
+def check_type(value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Refuse an argument of another type; callers in notebooks are not checked by mypy.
+
+    Raises
+    ------
+    TypeError
+        Which begins with what is `expected`.
+    """
+    if not isinstance(value, kinds):
+        raise TypeError(f"{expected}, not {type(value).__name__}")

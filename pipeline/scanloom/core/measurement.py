@@ -1,8 +1,9 @@
-"""`Measurement`: size and intensities of one structure."""
+"""`Measurement`: size and intensities of one structure; `ReferenceRange`: their usual values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from scanloom.core.grid import Box
 from scanloom.core.reasons import Flag
@@ -72,3 +73,40 @@ class Measurement:
     asymmetry_of: str | None = None
     entropy: float | None = None
     disagreement: float | None = None
+
+
+Quantity = Literal["mean_hu", "volume_ml"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """From low to high, both included."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Return whether `value` is in the range."""
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class ReferenceRange:
+    """Usual range of a measurement of a structure, for results without a cohort.
+
+    Parameters
+    ----------
+    structure : str
+        Label of the structure.
+    quantity : "mean_hu" or "volume_ml"
+        The measurement: mean intensity of a scan in HU, or volume in ml.
+    range : Range
+        The usual values.
+    source : str
+        Where the range comes from, as a sentence.
+    """
+
+    structure: str
+    quantity: Quantity
+    range: Range
+    source: str

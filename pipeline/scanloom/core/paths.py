@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from scanloom.core.errors import ScanError
+from scanloom.core.errors import ScanError, check_type
 from scanloom.core.reasons import Reason
 
 NOWHERE = Path("/nonexistent")
@@ -22,9 +22,12 @@ def given_path(path: str | Path, name: str) -> Path:
 
     Raises
     ------
+    TypeError
+        If it is no path.
     ValueError
         If the text is empty.
     """
+    check_type(path, (str, os.PathLike), f"{name} must be a path, as str or Path")
     if isinstance(path, str) and not path.strip():
         raise ValueError(f"{name} must be a path; the text is empty")
     return Path(path)

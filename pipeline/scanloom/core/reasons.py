@@ -77,7 +77,7 @@ class Reason(Enum):
     )
     SERIES_UNKNOWN = "Choose with --series: a # or name of the list, or a UID"
     NOT_AN_IMAGE = ("Give an image series: nothing else can be segmented", "skipped")
-    DUPLICATE_LINK = ("A link to a file that has already been counted", "skipped")
+    DUPLICATE_LINK = ("Nothing to do: it is a link to a file that is counted itself", "skipped")
     LEFT_OUT = ("Not a scan of the BIDS dataset: give its folder to use it", "skipped")
     NESTED_ARCHIVE = (
         "An archive in a folder or another archive: use --archives or its path",
@@ -139,19 +139,30 @@ class Reason(Enum):
     ORIENTATION_UNKNOWN = (
         "Specify it with `segment --orientation RAS`, or a workflow's `orientation`"
     )
-    TOO_LARGE = "Crop it, or raise the limit"
+    TOO_LARGE = (
+        "Crop it, or raise the limit of a scan with `segment --max-size` or a workflow's `max_size`"
+    )
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = (
         "See `scanloom models list`, get it by `scanloom models add` (a name or a zip file), or "
         "give its folder"
     )
     MODEL_FORMAT = "See the formats on the page on models, or use another model"
-    MODEL_DAMAGED = "Copy the bundle again, or add the model again"
-    MODEL_UNSUPPORTED = "Use another model: a model card can't express this feature"
-    MODEL_UNSAFE = "A model may hold only data: no code, and no links or paths out of its folder"
-    MODEL_NETWORK = "Use a bundle with one of the networks that the docs list"
+    MODEL_DAMAGED = "Copy or add the model again; in a model of your own, correct what is named"
+    MODEL_UNSUPPORTED = (
+        "The page on models lists what is understood: change the model's files, bring its network "
+        "in ONNX (`scanloom models new`), or use another model"
+    )
+    MODEL_UNSAFE = (
+        "A model may hold only data: copy what it links to into its folder, and bring a network "
+        "with code of its own in ONNX (`scanloom models new`)"
+    )
+    MODEL_NETWORK = (
+        "Use one of the networks that the page on models lists, or bring it in ONNX "
+        "(`scanloom models new`)"
+    )
     MODEL_HASH = "A file differs from its checksum: get the model again"
-    MODEL_WEIGHTS = "The weights do not fit the card's network"
+    MODEL_WEIGHTS = "Get the model again, or give the weights that were trained with its network"
     MODEL_CHANGED = (
         "Do not change the model's files during a run; run it again",
         "failed",
@@ -213,7 +224,7 @@ class Reason(Enum):
     )
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
-        "Raise the limit, use a machine with more memory, or crop the scan",
+        "Raise the memory limit, use a machine with more memory, or crop the scan",
         "failed",
         True,
     )
@@ -228,7 +239,7 @@ class Reason(Enum):
         True,
     )
     NOT_INSTALLED = "Install it with the command that is named"
-    CASE_TIMEOUT = "Raise the time limit, or exclude this scan"
+    CASE_TIMEOUT = "Raise the workflow's `time_limit`, or exclude this scan"
     CRASHED = "The case crashed its worker process even when run alone: please report it"
     WRITE_MISMATCH = ("The written files differ from the result: please report it", "failed", True)
     SCRATCH_FULL = (

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scanloom.core.engines import EngineChoice
 from scanloom.core.grid import Grid
+from scanloom.core.paths import given_path
 from scanloom.core.reasons import Flag
 from scanloom.core.text import did_you_mean
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
     import torch
 
-    from scanloom.core.measurement import Measurement
+    from scanloom.core.measurement import Measurement, ReferenceRange
     from scanloom.core.volume import Volume
 
 UNCERTAINTY_STEPS = 255
@@ -207,6 +208,8 @@ class Segmentation:
         Whether a person corrected the labels.
     flags_by_label : mapping of str to tuple of Flag, or None
         Flags of single structures, if results with flags of their own were united.
+    reference_ranges : tuple of ReferenceRange
+        Usual values of its structures, with which `measure` compares.
     """
 
     model: str
@@ -222,6 +225,7 @@ class Segmentation:
     uncertainty: Uncertainty | None = None
     corrected: bool = False
     flags_by_label: Mapping[str, tuple[Flag, ...]] | None = None
+    reference_ranges: tuple[ReferenceRange, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_slug(self.model):
@@ -331,7 +335,9 @@ class Segmentation:
         """
         from scanloom.interop.images import to_nibabel
 
-        return to_nibabel(self._voxels(label), self.grid)
+        image = to_nibabel(self._voxels(label), self.grid)
+        image.header.set_intent("label")
+        return image
 
     def to_sitk(self, label: str | None = None) -> sitk.Image:
         """Return the label map, or the mask of a structure, as an image of SimpleITK.
@@ -371,10 +377,13 @@ class Segmentation:
         """
         from scanloom.interop.results import save
 
-        save(self, Path(path), label)
+        save(self, given_path(path, "path"), label)
 
     def measure(self, volume: Volume) -> tuple[Measurement, ...]:
         """Return sizes and intensities of all structures in the scan that was segmented.
+
+        Each has the flags of the volume and of the segmentation, and OUT_OF_RANGE, as in the
+        measurements of `segment`.
 
         Raises
         ------
@@ -397,4 +406,4 @@ class Segmentation:
         """
         from scanloom.interop.results import preview
 
-        preview(self, volume, Path(path))
+        preview(self, volume, given_path(path, "path"))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scanloom.cards.card import HEAD
 from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_scan
 from scanloom.convert.store import find_model
-from scanloom.core import CaseRecord, ComputeOptions, Segmentation, Volume, settle_in
-from scanloom.core.errors import in_python
+from scanloom.core import CaseRecord, ComputeOptions, Flag, Segmentation, Volume, settle_in
+from scanloom.core.errors import check_type, in_python
 from scanloom.core.paths import given_path
 from scanloom.core.text import parse_bytes
 from scanloom.engine.case.models import find_unchanged
+from scanloom.engine.case.writers import conditions_of
 from scanloom.engine.default_model import default_model
 from scanloom.engine.results.tables import read_measurements_table
 from scanloom.engine.segment import iter_segment
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from scanloom.cards.card import ModelCard
     from scanloom.inference.graph import Predictor
 
+_PATHS = "paths must be a path or a list of paths (load_model(...).predict takes volumes)"
 Progress = Callable[[str, int, int], None]
 """Is called with a stage, and the number of its parts that are done and of all."""
 
@@ -63,7 +66,10 @@ def load_model(name: str | Path, *, device: str = "auto", precision: Precision =
         If there is no such model, it can't be expressed or trusted, or the device is not there.
     ValueError
         If the precision is unknown.
+    TypeError
+        If the name or the device is neither text nor, as a name, a path.
     """
+    check_type(device, str, 'device must be text, such as "cuda:0"')
     compute = ComputeOptions(precision=precision)
     check_values(compute)
     return Model(_model_name(name), device, compute)
@@ -145,18 +151,22 @@ class Model:
             OUT_OF_MEMORY if the device is too small; MODEL_NETWORK if the network does not have the
             card's output channels.
         TypeError
-            If the scan is no `Volume`.
+            If a channel is no `Volume`.
         """
-        channels: tuple[object, ...] = (volume, *further_channels)  # notebooks pass any type
-        for each in channels:
-            if not isinstance(each, Volume):
-                kind = type(each).__name__
-                raise TypeError(f"predict takes volumes, as load_volume returns them, not {kind}")
+        check_type(further_channels, Iterable, "further_channels must be a list of volumes")
+        for each in (volume, *further_channels):
+            check_type(each, Volume, "predict takes volumes, as load_volume returns them")
         flags = check_scan(volume, self.card, further_channels)
+        if HEAD in conditions_of(volume, [self.card]):
+            flags = (*flags, Flag.HEAD_IN_VIEW)
         prediction = self.predictor.predict(
             volume, further_channels=further_channels, uncertainty=uncertainty
         )
-        return replaced(prediction, flags=tuple(dict.fromkeys((*flags, *prediction.flags))))
+        return replaced(
+            prediction,
+            flags=tuple(dict.fromkeys((*flags, *prediction.flags))),
+            reference_ranges=self.card.reference_ranges,
+        )
 
 
 def segment(
@@ -282,24 +292,27 @@ def segment(
         and no model fits, or several do; RESULT_FILE if `out` is a file that can't hold the result.
     ValueError
         If an option has an unknown value.
+    TypeError
+        If paths, models or names are of another type.
     """
     options_by_name = dict(locals())  # before other names are bound: the keywords above, by name
     settle_in()
-    listed = [paths] if isinstance(paths, (str, Path)) else paths
-    inputs = tuple(given_path(path, "paths") for path in listed)
-    named = [model] if isinstance(model, (str, Path)) else model or ()
+    inputs = tuple(given_path(path, "paths") for path in _listed(paths, _PATHS))
+    named = (
+        () if model is None else _listed(model, "model must be a name, a path, or a list of them")
+    )
     for name in ("paths", "progress", "model"):
         del options_by_name[name]
     options_by_name |= {
         "models": tuple(map(_model_name, named)),
         "out": given_path(out, "out"),
         "series": None if series is None else str(series),
-        "also": _names(also),
+        "also": _names(also, "also"),
         "structures": _labels(structures),
         "key": None if key is None else given_path(key, "key"),
-        "orientation": orientation and orientation.strip().upper(),
-        "memory_limit": None if memory_limit is None else parse_bytes(memory_limit),
-        "max_size": None if max_size is None else parse_bytes(max_size),
+        "orientation": orientation.strip().upper() if isinstance(orientation, str) else orientation,
+        "memory_limit": _bytes(memory_limit, "memory_limit"),
+        "max_size": _bytes(max_size, "max_size"),
     }
     options = segment_options(**options_by_name)
     check_values(options)
@@ -377,18 +390,38 @@ def _segment(
 
 def _model_name(model: str | Path) -> str:
     """Return a name as it is, and a whole path: a `Path` is a folder, never a name in the store."""
+    check_type(model, (str, Path), "a model must be a name or a path")
     return str(model.absolute()) if isinstance(model, Path) else model
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+def _listed(given: str | Path | Iterable[str | Path], expected: str) -> Iterable[str | Path]:
+    """Return the items of an argument that is one, or a sequence of them."""
+    if isinstance(given, (str, Path)):
+        return [given]
+    check_type(given, Iterable, expected)
+    return given
+
+
+def _names(names: str | Sequence[str], name: str) -> tuple[str, ...]:
     """Return names as given, or those of a text with commas, as on the command line."""
+    check_type(names, Iterable, f"{name} must be a name or a list of names")
     listed = names.split(",") if isinstance(names, str) else names
-    return tuple(name.strip() for name in listed if name.strip())
+    for each in listed:
+        check_type(each, str, f"{name} must be a name or a list of names")
+    return tuple(each.strip() for each in listed if each.strip())
+
+
+def _bytes(size: int | str | None, name: str) -> int | None:
+    """Return a size in bytes."""
+    try:
+        return None if size is None else parse_bytes(size)
+    except ValueError as error:
+        raise ValueError(f"{name} must be {error}, got {size!r}") from None
 
 
 def _labels(structures: str | Sequence[str]) -> tuple[str, ...]:
     """Return labels as `_names` does; an empty text would mean all, and is refused."""
-    labels = _names(structures)
+    labels = _names(structures, "structures")
     if not labels and structures != ():
         raise ValueError("structures must name at least one structure; leave it out for all")
     return labels

@@ -13,19 +13,21 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scanloom.cards.check import check_measurement
 from scanloom.cards.codes import structure_of_entry
 from scanloom.core import (
     Case,
     Flag,
     Grid,
     Layer,
+    Measurement,
     Outputs,
     Reason,
     ScanError,
@@ -50,6 +52,7 @@ from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor
 from scanloom.ops.measure import measure
 from scanloom.review.label_files import LabelFile, read_label_file
+from scanloom.review.report.data import references_of
 from scanloom.review.revisions import (
     REVISIONS,
     latest_result,
@@ -168,7 +171,16 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
         recipe=recipe,
     )
     flags = tuple(Flag[each["code"]] for each in document["flags"])
-    measurements = [m for s in segmentations for m in measure(s, scan.volume, flags)]
+    flags = tuple(flag for flag in flags if flag is not Flag.EMPTY)  # of the labels before
+    measurements = list[Measurement]()
+    for each in segmentations:
+        ranges = each.reference_ranges
+        labels_of_model = {usual.structure for usual in ranges}
+        for m in measure(each, scan.volume):
+            unusual = check_measurement(m, ranges, labels_of_model)
+            measurements.append(replace(m, flags=(*m.flags, *unusual, *flags)))
+    if not any(m.voxels for m in measurements):
+        flags = (*flags, Flag.EMPTY)
     content = CaseContent(case, scan, segmentations, measurements, flags)
     target = Path(out, *REVISIONS, name, str(number))
     writers = writers_of(case.outputs)
@@ -176,7 +188,12 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     with CaseFolder(out, f"{name}-revision", target=target, audit=audit) as draft:
         write_files(draft.path, content, writers)
         outputs = outputs_document(case.outputs)  # without the files on request of the result
-        of_revision = {"outputs": outputs, "recipe": recipe, "revision": revision}
+        of_revision = {
+            "outputs": outputs,
+            "recipe": recipe,
+            "revision": revision,
+            "flags": [{"code": flag.code, "text": flag.text} for flag in flags],
+        }
         write_document(draft.path / CASE, {**document, **of_revision})
         read_back(draft.path, content, writers)  # before `timing.json`, which has no checksum
         write_document(draft.path / TIMING, {"steps": {}})
@@ -190,6 +207,9 @@ def _segmentations(
     versions = {
         m["name"]: m["version"] for m in (*document["models"], *document.get("results", []))
     }
+    ranges = {m["name"]: references_of(m) for m in document["models"]}
+    for result in document.get("results", []):
+        ranges[result["name"]] = tuple(r for name in result["models"] for r in ranges[name])
     layers: dict[str, list[Layer]] = {}
     for entry in read_json(folder / SEGMENTS)["files"]:
         structures = tuple(map(structure_of_entry, entry["structures"]))
@@ -199,7 +219,14 @@ def _segmentations(
         layers.setdefault(entry["model"], []).append(Layer(array, structures))
     grid = scan.volume.grid
     return [
-        Segmentation(model, tuple(each), grid, versions.get(model, ""), corrected=True)
+        Segmentation(
+            model,
+            tuple(each),
+            grid,
+            versions.get(model, ""),
+            corrected=True,
+            reference_ranges=ranges.get(model, ()),
+        )
         for model, each in layers.items()
     ]
 

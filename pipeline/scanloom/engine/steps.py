@@ -279,7 +279,13 @@ def _measure(segmented: SegmentedCase, flags: Sequence[Flag]) -> list[Measuremen
         measurements = measure(segmentation, segmented.loaded.scan.volume)
         models = [cards[name] for name in segmentation.sources or (segmentation.model,)]
         for m in add_uncertainty(measurements, segmentation):
-            unusual = dict.fromkeys(f for card in models for f in check_measurement(m, card))
+            unusual = dict.fromkeys(
+                flag
+                for card in models
+                for flag in check_measurement(
+                    m, card.reference_ranges, {s.label for s in card.structures}
+                )
+            )
             # A crop of nothing, say, is a flag of its own result, not of all in the case
             own = segmentation.flags_of(m.label)
             of_case = (f for f in flags if f in own or f not in of_results)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError
+from scanloom.core.errors import check_type
 from scanloom.core.grid import LPS_TO_RAS_AFFINE
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from monai.data import MetaTensor
 
 _FORM_CODES = ("sform_code", "qform_code")
+_FOR_FILES = " (load_volume reads files)"
 _UNITS_MM = {"unknown": 1.0, "meter": 1000.0, "mm": 1.0, "micron": 0.001}
 
 
@@ -44,7 +46,9 @@ def from_nibabel(image: nib.spatialimages.SpatialImage) -> tuple[NDArray[Any], G
         guess; BAD_GEOMETRY if the affine is not that of a stack of slices, or its unit is unknown.
     """
     from nibabel.analyze import AnalyzeHeader
+    from nibabel.spatialimages import SpatialImage
 
+    check_type(image, SpatialImage, f"from_nibabel takes an image of nibabel{_FOR_FILES}")
     header = image.header
     if image.affine is None:
         raise ValueError("the image has no affine: use Volume.from_array")
@@ -101,6 +105,7 @@ def from_sitk(image: sitk.Image) -> tuple[NDArray[Any], Grid]:
     """
     import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
 
+    check_type(image, sitk.Image, f"from_sitk takes an image of SimpleITK{_FOR_FILES}")
     if image.GetDimension() != 3 or image.GetNumberOfComponentsPerPixel() != 1:
         raise ValueError(
             f"an image of three dimensions and one value a voxel is expected, got "
@@ -146,8 +151,10 @@ def from_metatensor(tensor: MetaTensor) -> tuple[NDArray[Any], Grid]:
     ScanError
         BAD_GEOMETRY if the affine is not that of a stack of slices.
     """
+    from monai.data import MetaTensor
     from monai.utils import MetaKeys, SpaceKeys
 
+    check_type(tensor, MetaTensor, f"from_metatensor takes a MetaTensor{_FOR_FILES}")
     array = tensor.detach().cpu().as_tensor().numpy()
     if array.ndim == 4 and array.shape[0] == 1:
         array = array[0]

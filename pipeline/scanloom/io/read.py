@@ -6,7 +6,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from scanloom.core import (
     counted,
     printable,
 )
-from scanloom.core.errors import in_python
+from scanloom.core.errors import check_type, in_python
 from scanloom.core.paths import given_path
 from scanloom.io.formats import FORMATS, check_neighbours, probe, unused_options
 from scanloom.io.index.ranking import ALL, Preference, select_series
@@ -91,7 +93,11 @@ def load_volume(
         If the scan cannot be read with certainty; its `code` is the reason.
     ValueError
         If an option has an unknown value, or the path is empty.
+    TypeError
+        If the path is no path, or a number no number.
     """
+    check_type(phase, (Integral, NoneType), "phase must be a whole number")
+    check_type(max_bytes, (int, NoneType), "max_bytes must be a whole number")
     options = ReadOptions(gaps, nan, orientation, modality, max_bytes)  # type: ignore[arg-type]
     check_values(options)
     if series == ALL:

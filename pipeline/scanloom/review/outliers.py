@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ReferenceRange
 from scanloom.core import Flag, Measurement, plain_number
 from scanloom.core.grid import Box
+from scanloom.core.measurement import ReferenceRange
 from scanloom.review.scratch import Columns
 
 MIN_COHORT = 8

@@ -57,7 +57,7 @@ def read_source(
         document = read_json(folder / CASE)
         stamp = str(read_json(folder / TIMING).get(SOURCE_STAMP, ""))
     except (OSError, ValueError, LookupError) as exc:
-        raise read_error(exc, f"case {name}", Reason.RESULT_DAMAGED) from exc
+        raise read_error(exc, "the result", Reason.RESULT_DAMAGED) from exc
     secret = read_key_of(out, key)
     series, phase, _ = _find(out, document, secret, find)
     # a hash of all files takes long: only where their stamp is another

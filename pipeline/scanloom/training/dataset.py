@@ -45,7 +45,7 @@ from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.system.atomic_write import fsync_path, private_draft
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor, open_regular_file, sha256_of
-from scanloom.io.write.nifti import write_nifti
+from scanloom.io.write.nifti import LABEL, write_nifti
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 from scanloom.review.revisions import latest_result, revision_number
 from scanloom.review.sources import read_channels
@@ -810,11 +810,13 @@ class _Maker:
             shutil.copyfileobj(stored, copy)
         fsync_path(target)
 
-    def _write(self, array: NDArray[Any], grid: Grid, scan: Scan, name: str) -> None:
+    def _write(
+        self, array: NDArray[Any], grid: Grid, scan: Scan, name: str, intent: int = 0
+    ) -> None:
         path = self._target(name)
         # The forms of a sheared scan describe a grid that was left
         source = scan.source if grid is scan.volume.grid else GridOnlySource()
-        write_nifti(array, grid, source, path)
+        write_nifti(array, grid, source, path, intent=intent)
         fsync_path(path)
 
     def _write_images(self, result: _Result, names: Sequence[str]) -> None:
@@ -873,7 +875,7 @@ class _Maker:
             # The requested order is that of the values: the later structure covers the earlier one
             labels = np.maximum(labels, layer)
         grid = scan.volume.grid
-        self._write(rectangular_labels(labels, grid), rectangular_grid(grid), scan, name)
+        self._write(rectangular_labels(labels, grid), rectangular_grid(grid), scan, name, LABEL)
 
 
 def _check_same(result: _Result) -> None:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from scanloom.cards.card import ANY_MODALITY, Channel, Checks, ModelCard, Range, ReferenceRange
+from scanloom.cards.card import ANY_MODALITY, Channel, Checks, ModelCard
 from scanloom.cards.check import (
     MAX_SAMPLES,
     check_assumed_modality,
@@ -21,6 +21,7 @@ from scanloom.cards.check import (
 )
 from scanloom.convert.monai.bundle import read_bundle
 from scanloom.core import MODALITIES, Flag, Grid, Measurement, ScanError, Volume
+from scanloom.core.measurement import Range, ReferenceRange
 from support.bundles import write_bundle
 
 
@@ -70,7 +71,7 @@ def test_a_value_outside_the_ranges_of_the_model_is_flagged(
     of = {"model": card.name, "label": "spleen", "number": 1, "voxels": 9, "components": 1}
     values = {**none, **of, "volume_ml": ml, "mean": mean, "unit": "HU", **change}
 
-    flags = check_measurement(Measurement(**values), replace(card, reference_ranges=ranges))
+    flags = check_measurement(Measurement(**values), ranges, ["spleen"])
 
     assert flags == ((Flag.OUT_OF_RANGE,) if flagged else ())
 

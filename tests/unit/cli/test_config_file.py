@@ -73,6 +73,23 @@ def test_a_flag_of_a_default_is_unset_by_no(
     assert refused.code == 2
 
 
+def test_a_value_of_a_default_is_unset_by_no(
+    study: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCANLOOM_LOG", str(tmp_path / "variable.log"))
+    monkeypatch.setenv("SCANLOOM_STRUCTURES", "kidney")
+    config = tmp_path / "options.yaml"
+    config.write_text(f"model: [{tiny_model}]\nout: mine\nlog: file.log\nprofile: trace.json\n")
+    refused = scanloom("segment", study, "--dry-run", "--config", config)
+    assert "kidney" in refused.err
+    Path("variable.log").unlink()
+
+    unset = ["--no-log", "--no-structures", "--no-out", "--no-profile"]
+    assert planned(study, "--config", config, *unset) == "scanloom-out"
+    assert not list(tmp_path.rglob("*.log"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_origin
+from typing import Any, get_origin
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ import pytest
 import scanloom
 from scanloom.cli.commands.segment import segment
 from scanloom.convert.store import shipped
-from scanloom.core import Flag
+from scanloom.core import Code, Flag, Layer, Structure
 from scanloom.core.errors import KEYWORDS, in_python
 from scanloom.options import walk_options
+from support.bundles import transform
 from support.commands import write_tiny_bundle
+from support.review_phantoms import trunk
 
 SAMPLE = shipped("data") / "torso_ct"
 ROOT = Path(__file__).parents[3]
@@ -131,6 +134,106 @@ def test_a_model_in_memory_checks_a_scan_as_the_command_does(tmp_path: Path) -> 
     for mistaken in (array, "scan.nii.gz", None):
         with pytest.raises(TypeError, match="predict takes volumes"):
             model.predict(mistaken)  # type: ignore[arg-type]
+    scan = scanloom.Volume.from_array(array, np.eye(4), modality="CT")
+    for mistaken in (scan, None):
+        with pytest.raises(TypeError, match="further_channels must be a list of volumes, not"):
+            model.predict(scan, further_channels=mistaken)  # type: ignore[arg-type]
+
+
+def test_measurements_in_memory_are_those_of_the_command(tmp_path: Path) -> None:
+    bundle = write_tiny_bundle(tmp_path / "bundles")
+    file = bundle / "configs/metadata.json"
+    metadata = json.loads(file.read_text())
+    usual = {"structure": "liver", "quantity": "mean_hu", "range": [5000, 6000], "source": "A."}
+    stated = {"limitations": [{"text": "No heads.", "where": "head"}], "reference_ranges": [usual]}
+    file.write_text(json.dumps(metadata | {"scanloom": stated}))
+    config = json.loads((file := file.with_name("inference.json")).read_text())
+    transform(config, "Spacingd")["pixdim"] = [8.0, 8.0, 8.0]
+    file.write_text(json.dumps(config))
+    scan = tmp_path / "head.nii.gz"
+    trunk(skull=True).to_nibabel().to_filename(scan)
+    volume = scanloom.load_volume(scan, modality="CT")
+
+    model = scanloom.load_model(bundle, device="cpu")
+    measured = model.predict(volume, uncertainty=True).measure(volume)
+
+    [record] = scanloom.segment(
+        scan,
+        model=bundle,
+        out=tmp_path / "out",
+        modality="CT",
+        also="uncertainty",
+        device="cpu",
+        key=tmp_path / "key",
+    )
+    assert measured == record.measurements
+    flags = {flag for each in measured for flag in each.flags}
+    assert {Flag.OUT_OF_RANGE, Flag.HEAD_IN_VIEW} <= flags
+    assert None not in [each.entropy for each in measured if each.voxels]
+
+
+SCAN = scanloom.Volume.from_array(np.zeros((4, 4, 4), np.int16), np.eye(4), modality="CT")
+CODE = Code("10200004", "SCT", "Liver")
+LIVER = Structure("liver", 1, "Liver", CODE, CODE, (200, 10, 10))
+FOUND = scanloom.Segmentation("a", (Layer(np.zeros((4, 4, 4), np.uint8), (LIVER,)),), SCAN.grid)
+OTHERS: list[Any] = [5, ["a"], SCAN.array, SCAN.to_nibabel()]
+"""What people give in place of a path, a name, a volume or an image."""
+
+
+@pytest.mark.parametrize("given", [None, *OTHERS], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (scanloom.load_volume, "path must be a path"),
+        (scanloom.measurements, "out must be a path"),
+        (scanloom.load_model, "a model must be a name or a path"),
+        (lambda given: scanloom.load_model("x", device=given), "device must be text"),
+        (lambda given: scanloom.segment("x", out=given), "out must be a path"),
+        (FOUND.save, "path must be a path"),
+        (lambda given: FOUND.preview(SCAN, given), "path must be a path"),
+        (FOUND.measure, "volume must be the scan that was segmented"),
+        (lambda given: FOUND.preview(given, "x.png"), "volume must be the scan that was segmented"),
+        (scanloom.Volume.from_sitk, "from_sitk takes an image of SimpleITK"),
+        (scanloom.Volume.from_metatensor, "from_metatensor takes a MetaTensor"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(
+    call: Callable[[Any], object], expected: str, given: object
+) -> None:
+    with pytest.raises(TypeError, match=f"^{expected}.*, not {type(given).__name__}$"):
+        call(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"paths": SCAN}, "paths must be a path or a list of paths .*, not Volume"),
+        ({"paths": 5}, "paths must be a path or a list of paths .*, not int"),
+        ({"paths": [SCAN.to_nibabel()]}, "paths must be a path, as str or Path, not Nifti1Image"),
+        ({"model": SCAN.to_nibabel()}, "model must be a name, a path, or a list of them"),
+        ({"model": [5]}, "a model must be a name or a path, not int"),
+        ({"also": None}, "also must be a name or a list of names, not NoneType"),
+        ({"structures": [5]}, "structures must be a name or a list of names, not int"),
+        ({"orientation": 5}, "orientation must be str"),
+        ({"max_size": "x"}, "max_size must be a number and a unit.*, got 'x'"),
+        ({"memory_limit": []}, "memory_limit must be a number and a unit"),
+    ],
+    ids=str,
+)
+def test_an_argument_of_segment_of_another_type_is_refused_by_name(
+    options: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{expected}"):
+        scanloom.segment(**{"paths": "x", "model": "ct_tissue", "out": tmp_path / "out", **options})
+
+
+def test_a_scan_of_another_grid_is_not_measured() -> None:
+    """Of the same shape, as scans of a protocol often are."""
+    moved = np.eye(4)
+    moved[0, 3] = 1.0
+    other = scanloom.Volume.from_array(SCAN.array, moved, modality="CT")
+    with pytest.raises(ValueError, match="another grid"):
+        FOUND.measure(other)
 
 
 @pytest.mark.parametrize("read", [scanloom.load_volume, scanloom.measurements])

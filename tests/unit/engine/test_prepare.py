@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.cards.card import Argmax, Checks, Decision, ModelCard, Range, Threshold
+from scanloom.cards.card import Argmax, Checks, Decision, ModelCard, Threshold
 from scanloom.cards.card_file import weights_file, write_card
 from scanloom.convert.store import find_model
 from scanloom.core import Outputs, ReadOptions, Reason, Relations, ScanError, format_bytes
+from scanloom.core.measurement import Range
 from scanloom.core.relations import CropBy, ResultOf
 from scanloom.engine.prepare import (
     MEASUREMENT_BYTES,

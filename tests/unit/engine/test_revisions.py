@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 
 from scanloom.core import Grid, Layer, Reason, ScanError, Segmentation, Structure
+from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.engine.revisions import Correction, _by_name, publish_revision, take_file
 from scanloom.io.extras.segnrrd import write_seg_nrrd
+from scanloom.io.output.measurements import read_measurements
 from scanloom.review.label_files import read_label_file
 from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.verdicts.verdict import seen_of
@@ -67,6 +72,45 @@ def test_no_correction_of_a_damaged_revision_is_taken(tmp_path: Path, document: 
         take_file(tmp_path / "out", case / file, case.name, "r1", key=tmp_path / "key")
 
     assert caught.value.reason is Reason.RESULT_DAMAGED
+
+
+class WithRanges(review_cases.Bands):
+    """Its first structure is usually larger than any scan."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        large = Range(1e6, 2e6)
+        usual = ReferenceRange(self.card.structures[0].label, "volume_ml", large, "A test.")
+        self.card = replace(self.card, reference_ranges=(usual,))
+
+
+def test_flags_of_a_revision_are_those_of_its_own_labels(tmp_path: Path) -> None:
+    """Of a result in which nothing was found, too."""
+    scan = tmp_path / "scan.nii.gz"
+    array = np.full(review_cases.SHAPE, -900, np.int16)
+    array[0, 0, 0] = -800  # a scan of one value is refused
+    nib.save(nib.Nifti1Image(array, review_cases.affine_of()), scan)
+    case = review_cases.publish_scan(tmp_path, scan, kind=WithRanges)
+    assert "EMPTY" in flags_in(case)
+    [(file, labels)] = read_label_maps(case).items()
+    drawn = labels.copy()
+    drawn[4:7, 4:7, 4:7] = 1
+
+    correction = Correction({file: drawn}, "r1", "brush", seen_of(case))
+    revision = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
+
+    assert "EMPTY" not in flags_in(revision)
+    measured = {m.number: {flag.code for flag in m.flags} for m in read_measurements(revision)}
+    assert "OUT_OF_RANGE" in measured[1]
+    assert "EMPTY" not in measured[1]
+    assert "EMPTY" in measured[2]
+    correction = Correction({file: labels}, "r1", "brush", seen_of(revision))
+    again = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
+    assert flags_in(again) == flags_in(case)
+
+
+def flags_in(folder: Path) -> list[str]:
+    return [each["code"] for each in json.loads((folder / "case.json").read_text())["flags"]]
 
 
 def test_a_revision_names_no_files_that_only_the_result_has(tmp_path: Path) -> None:

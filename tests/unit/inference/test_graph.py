@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.cards.card import Checks, ModelCard, NetworkGrid, Range, Threshold
+from scanloom.cards.card import Checks, ModelCard, NetworkGrid, Threshold
 from scanloom.cards.codes import sided
 from scanloom.cards.graph import (
     check_relations,
@@ -31,6 +31,7 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
+from scanloom.core.measurement import Range
 from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.engine.case.models import check_structures
 from scanloom.engine.prepare import estimate_case

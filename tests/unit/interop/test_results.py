@@ -55,6 +55,8 @@ def test_saved_files_are_read_by_nibabel(segmented: Segmentation, tmp_path: Path
     labels = nib.load(tmp_path / "labels.nii.gz")
     np.testing.assert_array_equal(np.asarray(labels.dataobj), segmented.layers[0].labels)
     np.testing.assert_allclose(labels.affine, segmented.grid.affine)
+    assert labels.header.get_intent() == segmented.to_nibabel().header.get_intent()
+    assert labels.header.get_intent()[0] == "label"
     mask = np.asarray(nib.load(tmp_path / "liver.nii.gz").dataobj)
     np.testing.assert_array_equal(mask, segmented["liver"])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import median_abs_deviation
 
-from scanloom.cards.card import Range, ReferenceRange
+from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.review.outliers import BINS, MIN_COHORT, OUTLIER_Z, Cohort, values_of
 from support.make_report import measured
 

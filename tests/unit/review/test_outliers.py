@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.cards.card import Range, ReferenceRange
 from scanloom.core import Flag, Measurement
+from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.review.outliers import (
     MIN_COHORT,
     REVIEW_THRESHOLD,

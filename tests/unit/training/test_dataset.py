@@ -129,6 +129,7 @@ def test_accepted_and_corrected_cases_are_taken(results: Results) -> None:
     assert taken(dataset) == {accepted: "accepted", corrected: "corrected"}
     assert dataset.unselected == {"edit": 1, "rejected": 1, "disagreed": 1}
     stored = nib.load(results.target / "data" / "labelsTr" / f"{corrected}.nii.gz")
+    assert stored.header.get_intent()[0] == "label"
     np.testing.assert_array_equal(np.asarray(stored.dataobj), labels)
     assert taken(results.write(DatasetOptions(verdicts=("edit",)), "edit")) == {edit: "edit"}
 
@@ -261,6 +262,15 @@ def test_a_damaged_result_is_left_out(results: Results) -> None:
     dataset = results.write()
     assert dataset.left_out[case][0] is Reason.RESULT_DAMAGED
     assert len(dataset.cases) == len(results.cases) - 1
+
+
+def test_details_do_not_name_the_folder_of_a_case(results: Results) -> None:
+    """It may have the name of a patient."""
+    for case in results.cases:
+        (results.out / "cases" / case / "timing.json").unlink()
+    dataset = results.write()
+    assert dataset.left_out
+    assert not [text for case, (_, text) in dataset.left_out.items() if case in text]
 
 
 def test_a_copy_of_a_result_is_left_out(results: Results) -> None:

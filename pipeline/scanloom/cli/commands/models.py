@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from scanloom.cards.card import ModelCard
     from scanloom.convert.download.add import Added, Licence
-    from scanloom.convert.download.sources import Progress, Source
+    from scanloom.convert.download.sources import ModelSource, Progress
     from scanloom.convert.onnx_model import Answers
     from scanloom.convert.store import ModelEntry
 
@@ -191,7 +191,11 @@ def fetch_missing(models: Sequence[str]) -> None:
 
 
 def _add(
-    source: Source, name: str | None = None, *, accept_licence: bool = False, offline: bool = False
+    source: ModelSource,
+    name: str | None = None,
+    *,
+    accept_licence: bool = False,
+    offline: bool = False,
 ) -> Added:
     """Add a model, with progress on stderr and a question about its licence."""
     from scanloom.convert.download.add import AddOptions, add_model

@@ -66,8 +66,8 @@ def _show(sent: Sent) -> None:
     for line in sent.lines:
         if line.is_open:
             say(described(line, sent.trouble.reason))
-    for reason in sent.refused.values():
-        say(f"{reason}: see `scanloom verify`")
+    for case, reason in sent.refused.items():
+        say(f"case {case}: {reason}: see `scanloom verify`")
     delivered = sum(line.state == "delivered" for line in sent.lines)
     console().print(f"{delivered} of {counted(len(sent.lines), 'object')} at the target.")
 

@@ -17,7 +17,13 @@ from typing import Final
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import CARD_FILE, read_card
 from scanloom.convert.conversion import convert_model
-from scanloom.convert.download.sources import Downloads, Gathered, Progress, Source, find_source
+from scanloom.convert.download.sources import (
+    Downloads,
+    Gathered,
+    ModelSource,
+    Progress,
+    find_source,
+)
 from scanloom.convert.files import TASK_FILE
 from scanloom.convert.provenance import (
     Provenance,
@@ -117,7 +123,7 @@ class Added:
     already: bool = False
 
 
-def add_model(request: str | Source, options: AddOptions) -> Added:
+def add_model(request: str | ModelSource, options: AddOptions) -> Added:
     """Copy or download a model into the user's part of the store.
 
     The model is built under a temporary name and published by one rename. Of several processes that
@@ -125,7 +131,7 @@ def add_model(request: str | Source, options: AddOptions) -> Added:
 
     Parameters
     ----------
-    request : str or Source
+    request : str or ModelSource
         As in `find_source`, or a source, such as a model of an archive.
     options : AddOptions
         Name, and answers to questions.
@@ -158,8 +164,8 @@ def add_model(request: str | Source, options: AddOptions) -> Added:
         return added
 
 
-def source_size(source: Source) -> int | None:
-    """Return the bytes that a source will download, None if unknown; errors as `Source.size`.
+def source_size(source: ModelSource) -> int | None:
+    """Return the bytes that a source will download, None if unknown; errors as `ModelSource.size`.
 
     Lists of files are downloaded for that, and not kept.
     """
@@ -204,7 +210,7 @@ def _own_folder(name: str) -> Path | None:
     return next((folder for folder in visible if slug(folder.name) == name), None)
 
 
-def _has(name: str, source: Source) -> bool:
+def _has(name: str, source: ModelSource) -> bool:
     """Return whether a model was added from this source already, and is unchanged.
 
     Raises
@@ -226,7 +232,7 @@ def _has(name: str, source: Source) -> bool:
     return True
 
 
-def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
+def _build(name: str, source: ModelSource, work: Path, options: AddOptions) -> Added:
     """Gather the files of a model, check them, and publish its folder."""
     staging = work / f"staging.{secrets.token_hex(4)}"
     (staging / "files").mkdir(parents=True)
@@ -269,7 +275,7 @@ def _find_root(folder: Path) -> Path:
 
 
 def _record(
-    folder: Path, card: ModelCard, source: Source, gathered: Gathered, accept: Accept
+    folder: Path, card: ModelCard, source: ModelSource, gathered: Gathered, accept: Accept
 ) -> Provenance:
     """Return the record of a model; LICENCE if conditions of its licence are not accepted."""
     licence = read_licence(folder, gathered.licence or source.licence or card.license)

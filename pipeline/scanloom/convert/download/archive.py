@@ -24,7 +24,7 @@ from scanloom.convert.conversion import all_weights
 from scanloom.convert.download.sources import (
     Downloads,
     Gathered,
-    Source,
+    ModelSource,
     find_source,
     unpack_zip,
 )
@@ -157,7 +157,7 @@ def _write_model(archive: zipfile.ZipFile, entry: ModelEntry, scratch: Path) -> 
     add(PROVENANCE_FILE, scratch / PROVENANCE_FILE)
 
 
-def find_sources(request: str) -> tuple[Source, ...]:
+def find_sources(request: str) -> tuple[ModelSource, ...]:
     """Return the models of an archive, or else the one source of a request; as `find_source`.
 
     Raises
@@ -170,7 +170,7 @@ def find_sources(request: str) -> tuple[Source, ...]:
     is_file = "://" not in request and os.path.isfile(request)  # noqa: PTH113 - never raises
     names = _names_in(file) if is_file else ()
     origin = f"model archive {printable(file.name)}"
-    sources = (Source(n, origin, partial(_gather, file, n), remote=False) for n in names)
+    sources = (ModelSource(n, origin, partial(_gather, file, n), remote=False) for n in names)
     return tuple(sources) or (find_source(request),)
 
 

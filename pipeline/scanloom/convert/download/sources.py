@@ -128,7 +128,7 @@ class Downloads:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Place that a model comes from.
 
     Parameters
@@ -165,7 +165,7 @@ class Source:
         return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-def find_source(request: str) -> Source:
+def find_source(request: str) -> ModelSource:
     """Return the source that a request names.
 
     Parameters
@@ -212,7 +212,7 @@ def find_source(request: str) -> Source:
     raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
 
-def _folder(folder: Path) -> Source:
+def _folder(folder: Path) -> ModelSource:
     """Return a folder on this machine as a source.
 
     nnU-Net's names of folders (TRAINER__PLANS__CONFIGURATION) are kept, below that of the model,
@@ -235,10 +235,10 @@ def _folder(folder: Path) -> Source:
                 copy_folder(stage, target / stage.name)
         return Gathered(origin, published=False)
 
-    return Source(name, origin, gather, remote=False)
+    return ModelSource(name, origin, gather, remote=False)
 
 
-def _zip_file(path: Path) -> Source:
+def _zip_file(path: Path) -> ModelSource:
     origin = f"zip file {printable(path.name)}"
 
     def gather(target: Path, downloads: Downloads) -> Gathered:
@@ -250,10 +250,10 @@ def _zip_file(path: Path) -> Source:
         unpack_zip(path, target)
         return Gathered(origin, published=False)
 
-    return Source(path.stem, origin, gather, remote=False)
+    return ModelSource(path.stem, origin, gather, remote=False)
 
 
-def _address(address: str) -> Source:
+def _address(address: str) -> ModelSource:
     """Return the source for the address of a zip file, pinned by `#sha256=...` or not."""
     plain, fragment = urldefrag(address)
     check_address(plain)
@@ -269,10 +269,10 @@ def _address(address: str) -> Source:
         unpack_zip(downloads.get(Remote(plain, digest)), target)
         return Gathered(plain, published=digest is not None)
 
-    return Source(name, plain, gather, list_files=lambda downloads: [Remote(plain)])
+    return ModelSource(name, plain, gather, list_files=lambda downloads: [Remote(plain)])
 
 
-def _brainchop(name: str) -> Source:
+def _brainchop(name: str) -> ModelSource:
     digests = addresses.BRAINCHOP_MODELS.get(name)
     if digests is None:
         raise _unknown("brainchop", name, addresses.BRAINCHOP_MODELS)
@@ -289,10 +289,10 @@ def _brainchop(name: str) -> Source:
             downloads.put(remote, target, path)
         return Gathered(origin, published=True)
 
-    return Source(name, origin, gather, "MIT", list_files=lambda downloads: [*files.values()])
+    return ModelSource(name, origin, gather, "MIT", list_files=lambda downloads: [*files.values()])
 
 
-def _totalsegmentator(task: str) -> Source:
+def _totalsegmentator(task: str) -> ModelSource:
     if task in addresses.TOTALSEGMENTATOR_LICENSED:
         detail = f"the weights of {task} need a licence: get them with TotalSegmentator, and give "
         raise ScanError(Reason.LICENCE, f"{detail}their folder")
@@ -315,7 +315,7 @@ def _totalsegmentator(task: str) -> Source:
     def list_files(downloads: Downloads) -> list[Remote]:
         return [Remote(address) for address in task_zips(task)]
 
-    return Source(task, origin, gather, licence="Apache-2.0", list_files=list_files)
+    return ModelSource(task, origin, gather, licence="Apache-2.0", list_files=list_files)
 
 
 def task_zips(task: str) -> list[str]:
@@ -341,7 +341,7 @@ def parse_digest(algorithm: str, value: str) -> Digest:
         raise ScanError(Reason.MODEL_HASH, f"a published checksum is {exc}") from exc
 
 
-def _repository(address: str) -> Source | None:
+def _repository(address: str) -> ModelSource | None:
     """Return the repository on Hugging Face that an address names, None for other addresses."""
     match = _REPOSITORY.fullmatch(address.removeprefix(addresses.HUGGING_FACE))
     if match is None or not address.startswith(f"{addresses.HUGGING_FACE}/"):
@@ -349,7 +349,7 @@ def _repository(address: str) -> Source | None:
     return _hugging_face(match[1], match[2], match[3] or "main")
 
 
-def _hugging_face(owner: str, repository: str, revision: str) -> Source:
+def _hugging_face(owner: str, repository: str, revision: str) -> ModelSource:
     """Return a repository at one revision; its list of files states SHA-256 or git blobs."""
     base = f"{addresses.HUGGING_FACE}/{owner}/{repository}"
     listing = (
@@ -386,10 +386,10 @@ def _hugging_face(owner: str, repository: str, revision: str) -> Source:
     def list_files(downloads: Downloads) -> list[Remote]:
         return [remote for _, remote in list_paths(downloads)]
 
-    return Source(repository, origin, gather, list_files=list_files)
+    return ModelSource(repository, origin, gather, list_files=list_files)
 
 
-def _zoo_bundle(request: str) -> Source:
+def _zoo_bundle(request: str) -> ModelSource:
     """Return the bundle of MONAI's model zoo for `NAME` or `NAME@VERSION`; the newest without.
 
     It is downloaded from where the zoo's list leads to, else from Hugging Face.
@@ -399,7 +399,7 @@ def _zoo_bundle(request: str) -> Source:
         detail = f"{printable(request[:200])!r} is neither a file, a folder nor a model's name"
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
-    def find(downloads: Downloads) -> tuple[Remote | None, Source]:
+    def find(downloads: Downloads) -> tuple[Remote | None, ModelSource]:
         """Return the zip file that the list names, if any, and the repository in its place."""
         listing = downloads.read_json(addresses.ZOO_LIST)
         bundle, version, entry = _find_bundle(listing, match[1], match[2])
@@ -443,7 +443,7 @@ def _zoo_bundle(request: str) -> Source:
                 raise
             return repository.list_files(downloads)
 
-    return Source(match[1], f"MONAI model zoo: {request}", gather, list_files=list_files)
+    return ModelSource(match[1], f"MONAI model zoo: {request}", gather, list_files=list_files)
 
 
 def _find_bundle(listing: Any, requested: str, version: str | None) -> tuple[str, str, Any]:

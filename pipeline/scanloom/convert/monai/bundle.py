@@ -45,6 +45,7 @@ from scanloom.convert.monai.runner import Load, Obstacles, Run, read_run, read_s
 from scanloom.convert.unread import unread_error
 from scanloom.convert.weights import find_weights, load_torch
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, format_bytes, slug
+from scanloom.core.measurement import Range, ReferenceRange
 
 MAX_VALUES: Final = 10_000
 """Largest number of values of an array; those of DiNTS have 120."""
@@ -301,7 +302,7 @@ def _on_request(metadata: Metadata, structures: Sequence[Structure]) -> tuple[st
 
 def _reference_ranges(
     metadata: Metadata, structures: Sequence[Structure]
-) -> tuple[card.ReferenceRange, ...]:
+) -> tuple[ReferenceRange, ...]:
     """Return the usual measurements; MODEL_DAMAGED for a structure that the model lacks."""
     labels = {structure.label for structure in structures}
     for fields in metadata.scanloom.reference_ranges:
@@ -309,7 +310,7 @@ def _reference_ranges(
             detail = f"{METADATA}: reference range of {fields.structure}, which the model lacks"
             raise damaged(detail)
     return tuple(
-        card.ReferenceRange(each.structure, each.quantity, card.Range(*each.range), each.source)
+        ReferenceRange(each.structure, each.quantity, Range(*each.range), each.source)
         for each in metadata.scanloom.reference_ranges
     )
 
@@ -436,7 +437,7 @@ def _checks(metadata: Metadata) -> card.Checks:
         pair = getattr(fields, name)
         if pair is not None and not pair[0] <= pair[1]:
             raise damaged(f"scanloom.checks.{name} is empty")
-        ranges[name] = None if pair is None else card.Range(*pair)
+        ranges[name] = None if pair is None else Range(*pair)
     return card.Checks(
         **ranges, tilt=fields.tilt, refuse=fields.refuse, hounsfield=fields.hounsfield
     )

@@ -16,9 +16,9 @@ from pydantic import (
     ValidationError,
 )
 
-from scanloom.cards.card import Quantity
 from scanloom.convert.files import damaged, read_json, truncate
 from scanloom.core import printable
+from scanloom.core.measurement import Quantity
 from scanloom.options import MAX_OVERLAP
 
 METADATA = "configs/metadata.json"
@@ -115,7 +115,7 @@ class CheckFields(_StrictModel):
 
 
 class ReferenceFields(_StrictModel):
-    """The usual range of a measurement; see `scanloom.cards.card.ReferenceRange`."""
+    """The usual range of a measurement; see `scanloom.core.measurement.ReferenceRange`."""
 
     structure: Shown = Field(min_length=1, max_length=64)
     quantity: Quantity

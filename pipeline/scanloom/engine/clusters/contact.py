@@ -129,7 +129,7 @@ def contact_file(
 
 
 @dataclass(frozen=True)
-class Question:
+class WorkerQuestion:
     """Question to a worker.
 
     Parameters
@@ -175,7 +175,7 @@ _ABLE = {
 class Handshake:
     """A question to workers, and the answer of one that can do the work."""
 
-    question: Question
+    question: WorkerQuestion
     expected: Answer
 
     def check(self, client: Any) -> None:
@@ -226,14 +226,14 @@ def hold_handshake(
     token.write_text(os.urandom(16).hex())
     seen = str(case_file.absolute()) if case_file and not spool else None
     known = _spool_token(spool.absolute()) if spool else None
-    question = Question(str(token), tuple(models), seen, known)
+    question = WorkerQuestion(str(token), tuple(models), seen, known)
     try:
         yield Handshake(question, replace(answer(question), models=tuple(digests)))
     finally:
         token.unlink(missing_ok=True)
 
 
-def answer(question: Question) -> Answer:
+def answer(question: WorkerQuestion) -> Answer:
     """Answer a question; runs on the worker."""
     try:
         token = Path(question.token).read_text()

@@ -212,10 +212,9 @@ class Outbox:
 
         faults = {each.fault for each in verify_case(case_folder, case_folder.name)}
         if faults == {"unreadable"}:  # such as of a share that is away for a while
-            detail = f"case {case_folder.name} can't be read, and is not sent"
-            raise ScanError(Reason.UNREADABLE, detail)
+            raise ScanError(Reason.UNREADABLE, "the case can't be read, and is not sent")
         if faults:
-            detail = f"case {case_folder.name} differs from what was published, and is not sent"
+            detail = "the case differs from what was published, and is not sent"
             raise ScanError(Reason.RESULT_DAMAGED, detail)
         lines = []
         with disk_errors_as_scan_errors():

@@ -322,13 +322,16 @@ def _work(setup: Setup, say: Say) -> None:
     from scanloom.engine.listen.receive import end_requested
     from scanloom.engine.listen.work import LOOK_S as BETWEEN_LOOKS_S
     from scanloom.engine.listen.work import Worker
+    from scanloom.io.output.file_names import CASE
+    from scanloom.io.output.json_file import read_json
 
     outbox = Outbox(outbox_folder(setup.out))
 
     def published(case_folder: Path, targets: Sequence[str], begun: float) -> None:
         for target in targets:
             if not outbox.add(case_folder, target, begun):
-                LOG.warning("case %s: nothing for %s: no DICOM results", case_folder.name, target)
+                case_id = read_json(case_folder / CASE)["case"]  # its folder may name a patient
+                LOG.warning("case %s: nothing for %s: no DICOM results", case_id, target)
 
     def start_tables(runs: Sequence[str]) -> subprocess.Popen[bytes]:
         return start_part(TABLES, setup, *runs)

@@ -518,7 +518,7 @@ class Worker:
                 if error.reason not in NOT_SENT:  # any other case would end so
                     raise
                 work.failed[record.id] = error.reason
-                LOG.warning("%s (%s)", error.detail, error.code)
+                LOG.warning("case %s: %s (%s)", record.id, error.detail, error.code)
 
     def _has_changed(self, work: StudyInWork) -> bool:
         """Return whether images came since those were read: it is worked on again then.

@@ -25,7 +25,7 @@ from scanloom.engine.outcomes import Outcome
 from scanloom.engine.workflow.schema import Policy, Selection, Workflow
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.ranking import SPACING_TOLERANCE, Preference, best_first, preference_of
-from scanloom.io.index.storage import IndexedSeries, SortedOnDisk, Store, placed_sorter
+from scanloom.io.index.storage import IndexedSeries, IndexStore, SortedOnDisk, placed_sorter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,7 @@ def select(
     workflow: Workflow,
     cards: Sequence[ModelCard],
     leave: Leave,
-    store: Store | None = None,
+    store: IndexStore | None = None,
 ) -> Iterator[Inputs]:
     """Yield the series of each case, and hand over those that are left out.
 
@@ -88,7 +88,7 @@ def select(
     indexed : iterable of IndexedSeries
     workflow, cards
     leave : callable
-    store : Store or None
+    store : IndexStore or None
         For rows of matching series while they are put together by study; None for memory.
     """
     criteria = criteria_of(workflow.select, workflow.policy)
@@ -101,9 +101,9 @@ def select(
         for _, series in matching:
             yield (series,)
         return
-    studies = _studies(matching, store or Store())
+    studies = _studies(matching, store or IndexStore())
     if workflow.channels:
-        yield from _channels(indexed, studies, workflow, cards, leave, store or Store())
+        yield from _channels(indexed, studies, workflow, cards, leave, store or IndexStore())
     else:
         yield from _of_each_study(indexed, studies, workflow.select, cards, leave)
 
@@ -209,7 +209,7 @@ _OTHER, _CHOSEN, _REST = 0, 1, 2
 
 
 def _studies(
-    matching: Iterable[tuple[int, IndexedSeries]], store: Store
+    matching: Iterable[tuple[int, IndexedSeries]], store: IndexStore
 ) -> Iterator[list[_Numbered]]:
     """Yield the matching series of each study; a series without a study is one by itself."""
     import pyarrow as pa
@@ -259,7 +259,7 @@ def _channels(
     workflow: Workflow,
     cards: Sequence[ModelCard],
     leave: Leave,
-    store: Store,
+    store: IndexStore,
 ) -> Iterator[Inputs]:
     """Yield the inputs of each complete study, in the order of the studies' first series."""
     # Four numbers of each matching series: its own, the first of its study, its place in the case

@@ -17,7 +17,7 @@ from scanloom.core.segmentation import UNCERTAINTY_STEPS
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.file_names import SCAN_COPY, mask_name, uncertainty_name
 from scanloom.io.readback.nifti import check_voxels
-from scanloom.io.write.nifti import write_nifti
+from scanloom.io.write.nifti import LABEL, write_nifti
 
 Image = tuple[str, Callable[[], NDArray[Any]], Grid]
 """File name, voxels (I, J, K), which are made when they are needed, and their grid."""
@@ -28,10 +28,12 @@ def _writer(
     images: Callable[[CaseContent], Iterator[Image]],
     slope: float = 1.0,
     bytes_per_voxel: int = 0,
+    intent: int = 0,
 ) -> Writer:
     """Return the writer of some images; voxels mean `slope` times their number.
 
-    An image takes `bytes_per_voxel` of memory, besides the arrays of the case.
+    An image takes `bytes_per_voxel` of memory, besides the arrays of the case; `intent` as of
+    `write_nifti`.
     """
 
     def expected(content: CaseContent) -> set[str]:
@@ -40,7 +42,7 @@ def _writer(
     def write(folder: Path, content: CaseContent) -> None:
         for file, voxels, grid in images(content):
             (folder / file).parent.mkdir(exist_ok=True)
-            write_nifti(voxels(), grid, content.scan.source, folder / file, slope)
+            write_nifti(voxels(), grid, content.scan.source, folder / file, slope, intent)
 
     def read_back(folder: Path, content: CaseContent) -> None:
         for file, voxels, grid in images(content):
@@ -75,5 +77,5 @@ def _uncertainty(content: CaseContent) -> Iterator[Image]:
 
 
 IMAGE = _writer("image", _image)
-MASKS = _writer("masks", _masks, bytes_per_voxel=1)
+MASKS = _writer("masks", _masks, bytes_per_voxel=1, intent=LABEL)
 UNCERTAINTY = _writer("uncertainty", _uncertainty, 1 / UNCERTAINTY_STEPS)

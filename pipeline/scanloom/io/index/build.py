@@ -32,7 +32,7 @@ from scanloom.io.index.parts import KnownFiles, may_go_on, read_part
 from scanloom.io.index.storage import (
     Catalogue,
     IndexedSeries,
-    Store,
+    IndexStore,
     StoredPart,
     StoredSeries,
     part_name,
@@ -112,13 +112,13 @@ class Index:
         series beside unreadable files is SLICES_UNREADABLE.
     opened : int
         Number of files that had to be opened this time.
-    store : Store
+    store : IndexStore
     catalogue : Catalogue
     """
 
     series: StoredSeries
     opened: int
-    store: Store
+    store: IndexStore
     catalogue: Catalogue
 
     @property
@@ -276,12 +276,12 @@ def build_index(
 
 def index_of(paths: Sequence[Path | str], key: bytes) -> Index:
     """Return the index of a few files, which is not stored; the parameters are as above."""
-    return _built(Store(), FileWalk(paths), key)
+    return _built(IndexStore(), FileWalk(paths), key)
 
 
 def index_of_files(entries: Sequence[FileEntry], key: bytes) -> Index:
     """Return the index of files that were listed, archive members too; it is not stored."""
-    return _built(Store(), _Listed(entries), key)
+    return _built(IndexStore(), _Listed(entries), key)
 
 
 class _Listed(FileWalk):
@@ -305,7 +305,7 @@ def stored_index(out: Path, fingerprint: str) -> Index | None:
 
     It describes the files that existed when it was built; none of them is checked.
     """
-    store = Store(out / PRIVATE / INDEX_NAME)
+    store = IndexStore(out / PRIVATE / INDEX_NAME)
     stored = read_catalogue(store, fingerprint)
     if stored is None:
         return None
@@ -335,7 +335,7 @@ def index_of_part(out: Path, part: PartName, key: bytes) -> Index:
     Exception
         One of `scanloom.io.output.parquet_file.read_errors` if the part can't be read.
     """
-    store, fingerprint = Store(out / PRIVATE / INDEX_NAME), key_fingerprint(key)
+    store, fingerprint = IndexStore(out / PRIVATE / INDEX_NAME), key_fingerprint(key)
     with closing(HeaderWorkers(1)) as workers:
         merge_parts([part], "", store, fingerprint, key, workers)
     stored = read_catalogue(store, fingerprint)
@@ -346,11 +346,11 @@ def index_of_part(out: Path, part: PartName, key: bytes) -> Index:
 
 def ids_of_part(out: Path, part: PartName) -> list[str]:
     """Return the IDs of the series of a part; errors as `index_of_part`."""
-    return StoredPart(Store(out / PRIVATE / INDEX_NAME), part[0]).ids()
+    return StoredPart(IndexStore(out / PRIVATE / INDEX_NAME), part[0]).ids()
 
 
 def _built(
-    store: Store,
+    store: IndexStore,
     walk: FileWalk,
     key: bytes,
     processes: int | None = None,
@@ -407,7 +407,7 @@ class _Builder:
 
     def __init__(
         self,
-        store: Store,
+        store: IndexStore,
         key: bytes,
         workers: HeaderWorkers,
         claims: Claims,
@@ -542,17 +542,17 @@ class _Builder:
         return part
 
 
-def _store_in_output(out: Path, fingerprint: str) -> Store:
+def _store_in_output(out: Path, fingerprint: str) -> IndexStore:
     @contextmanager
     def writable(folder: Path) -> Iterator[None]:
         with private_folder(out, fingerprint):
             folder.mkdir(mode=0o700, exist_ok=True)
             yield
 
-    return Store(out / PRIVATE / INDEX_NAME, writable, keep_in_memory=False)
+    return IndexStore(out / PRIVATE / INDEX_NAME, writable, keep_in_memory=False)
 
 
-def _store_in_cache(paths: Sequence[Path | str]) -> Store:
+def _store_in_cache(paths: Sequence[Path | str]) -> IndexStore:
     """Return a store for its owner only; without a usable cache folder, it is in memory."""
 
     @contextmanager
@@ -561,7 +561,7 @@ def _store_in_cache(paths: Sequence[Path | str]) -> Store:
         folder.chmod(0o700)
         yield
 
-    return Store(cached_index_path(paths), writable)
+    return IndexStore(cached_index_path(paths), writable)
 
 
 # --- rows of the crosswalk ------------------------------------------------------------------------

@@ -33,9 +33,9 @@ from scanloom.io.index.storage import (
     RETRIED,
     Catalogue,
     IndexedSeries,
+    IndexStore,
     Run,
     SpreadFile,
-    Store,
     StoredPart,
     file_sorter,
     series_sorter,
@@ -53,7 +53,7 @@ _DESCRIBED_AT_ONCE = 5000  # files of spread series
 def merge_parts(
     parts: Sequence[tuple[str, str]],
     digest: str,
-    store: Store,
+    store: IndexStore,
     fingerprint: str,
     key: bytes,
     workers: HeaderWorkers,
@@ -82,7 +82,7 @@ class _Merge:
     """One pass over parts that gives their series; then `reasons` and `retry` are known."""
 
     def __init__(
-        self, names: Sequence[str], store: Store, key: bytes, workers: HeaderWorkers
+        self, names: Sequence[str], store: IndexStore, key: bytes, workers: HeaderWorkers
     ) -> None:
         self._names, self._store, self._key, self._workers = names, store, key, workers
         self._spread, self._with_slices = self._spread_keys()

@@ -180,7 +180,7 @@ class Part:
     inside: tuple[str, ...] = ()
 
 
-class Store:
+class IndexStore:
     """Folder of the parts and path of the catalogue.
 
     Parameters
@@ -299,7 +299,7 @@ class StoredPart:
         One of `read_errors` if the file is missing, damaged or of others; methods too.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: IndexStore, name: str) -> None:
         self.name, self._file = name, store.open(name)
         self._n_files, inside, self.digest = _content_of(self._file, _part_schema())
         self.inside = tuple(inside)
@@ -413,7 +413,7 @@ class StoredPart:
         return self._file.read(columns=list(names), use_threads=False)
 
 
-def write_part(part: Part, store: Store, name: str) -> None:
+def write_part(part: Part, store: IndexStore, name: str) -> None:
     """Write a part: first its files, then its series.
 
     Raises
@@ -499,7 +499,7 @@ class StoredSeries(Sequence[IndexedSeries]):
                 rows = self._file.read_row_group(group, use_threads=False).filter(is_wanted)
                 yield from _series_rows(rows)
 
-    def pieces(self, store: Store) -> Iterator[tuple[int, dict[int, IndexedSeries]]]:
+    def pieces(self, store: IndexStore) -> Iterator[tuple[int, dict[int, IndexedSeries]]]:
         """Yield parts, in order, and the series in several pieces of which groups of them are some.
 
         Rows that do not fit into memory lie in the store meanwhile.
@@ -517,7 +517,7 @@ class StoredSeries(Sequence[IndexedSeries]):
 
 
 def write_catalogue(
-    store: Store, series: Iterable[IndexedSeries], catalogue: Callable[[], Catalogue]
+    store: IndexStore, series: Iterable[IndexedSeries], catalogue: Callable[[], Catalogue]
 ) -> None:
     """Write the catalogue, a batch at a time; `catalogue` is called after the last series.
 
@@ -541,7 +541,7 @@ def write_catalogue(
     store.write("", write)
 
 
-def read_catalogue(store: Store, fingerprint: str) -> tuple[Catalogue, StoredSeries] | None:
+def read_catalogue(store: IndexStore, fingerprint: str) -> tuple[Catalogue, StoredSeries] | None:
     """Return the catalogue; None if it is missing, outdated, damaged or of another key."""
     try:
         file = store.open("")
@@ -591,7 +591,7 @@ class SortedOnDisk:
 
     Parameters
     ----------
-    store : Store
+    store : IndexStore
     key : function of a row
     to_table, to_rows : functions
         Make a table of rows, and rows of a batch of it.
@@ -599,7 +599,7 @@ class SortedOnDisk:
 
     def __init__(
         self,
-        store: Store,
+        store: IndexStore,
         key: Callable[[Row], Any],
         to_table: Callable[[list[Row]], pa.Table],
         to_rows: Callable[[pa.RecordBatch], Iterable[Row]],
@@ -658,7 +658,7 @@ class SortedOnDisk:
                 yield from self._to_rows(batch)
 
 
-def series_sorter(store: Store) -> SortedOnDisk:
+def series_sorter(store: IndexStore) -> SortedOnDisk:
     """Sort series as `find_series` numbers them; skipped ones come last."""
 
     def order(series: IndexedSeries) -> tuple[object, ...]:
@@ -673,7 +673,7 @@ def series_sorter(store: Store) -> SortedOnDisk:
     )
 
 
-def placed_sorter(store: Store) -> SortedOnDisk:
+def placed_sorter(store: IndexStore) -> SortedOnDisk:
     """Sort series, as the last of four, by the numbers before them: two decide."""
     import pyarrow as pa
 
@@ -691,7 +691,7 @@ def placed_sorter(store: Store) -> SortedOnDisk:
     return SortedOnDisk(store, lambda row: row[:2], to_table, to_rows)
 
 
-def file_sorter(store: Store) -> SortedOnDisk:
+def file_sorter(store: IndexStore) -> SortedOnDisk:
     """Sort files of spread series by series, then by place."""
     import pyarrow as pa
 
@@ -712,7 +712,7 @@ def file_sorter(store: Store) -> SortedOnDisk:
     return SortedOnDisk(store, lambda file: file[:3], to_table, to_rows)
 
 
-def _piece_sorter(store: Store) -> SortedOnDisk:
+def _piece_sorter(store: IndexStore) -> SortedOnDisk:
     """Sort pieces of series by their places."""
     import pyarrow as pa
 
@@ -776,7 +776,7 @@ def _version() -> bytes:
     return f"{INDEX_VERSION} {__version__} {digest}".encode()
 
 
-def _write_table(store: Store, name: str, table: pa.Table) -> None:
+def _write_table(store: IndexStore, name: str, table: pa.Table) -> None:
     store.write(name, lambda target: write_parquet(table, target, **_COMPRESSION))
 
 

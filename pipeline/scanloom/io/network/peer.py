@@ -177,7 +177,7 @@ class DicomConnection:
     def _connected(self, event: Any) -> None:
         """Note a connection, and limit its messages, before anything has come through it."""
         association = event.assoc
-        association._reactor_checkpoint = Checkpoint()
+        association._reactor_checkpoint = ReactorCheckpoint()
         self._opened.append(association)
         read = association.dul.socket.recv
 
@@ -254,7 +254,7 @@ class DicomConnection:
         return accepted[0] if accepted else None
 
 
-class Checkpoint:
+class ReactorCheckpoint:
     """Stands for the event at which pynetdicom's reactor pauses for a request.
 
     With an event, a request may begin although the reactor goes on, and takes the answer to it.

@@ -245,7 +245,10 @@ def _trimmed(values: pa.Array) -> pa.Array:
 
 
 def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
-    """Find the column of ids, and leave out the columns that an earlier join added."""
+    """Find the column of ids, and leave out the columns that an earlier join added, all of them.
+
+    Some of their names alone are columns of somebody else, which must not be lost.
+    """
     if len(set(names)) != len(names):
         raise ScanError(Reason.DAMAGED, "two columns of the table have the same name")
     candidates = (column,) if column is not None else ID_COLUMNS
@@ -253,6 +256,10 @@ def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
     if ids is None:
         detail = f"the table has no column {' or '.join(candidates)}"
         raise ScanError(Reason.COLUMN_UNKNOWN, detail)
+    own = [name for name in _ADDED if name in names and name != ids]
+    if own and len(own) < len(_ADDED) - (ids in _ADDED):
+        detail = f"the table has a column {own[0]} already, which `join` would replace: rename it"
+        raise ScanError(Reason.DAMAGED, detail)
     return JoinedColumns(ids, tuple(name for name in names if name not in _ADDED or name == ids))
 
 

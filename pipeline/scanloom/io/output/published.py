@@ -96,7 +96,7 @@ def result_state(folder: Path, case: Case, *, replace: bool) -> ResultState:
             raise
         if is_passing(exc) and (away := disk_error(exc)) is not None:
             raise away from exc
-        raise ScanError(Reason.RESULT_DAMAGED, _damage(folder, exc)) from exc
+        raise ScanError(Reason.RESULT_DAMAGED, _damage(exc)) from exc
     if provenance.recipe != case.recipe:
         if replace:
             return ResultState.REPLACEABLE
@@ -111,14 +111,17 @@ def result_state(folder: Path, case: Case, *, replace: bool) -> ResultState:
     return ResultState.UNSURE
 
 
-def _damage(folder: Path, error: OSError | ValueError) -> str:
-    """Return which file of a published case is missing, or was changed."""
+def _damage(error: OSError | ValueError) -> str:
+    """Return which file of a published case is missing, or was changed.
+
+    The case is not named: its folder may have the name of a patient.
+    """
     if isinstance(error, FileNotFoundError) and error.filename:
         missing = Path(os.fsdecode(error.filename)).name
-        return f"{missing} of the published case {folder.name} is missing"
+        return f"{missing} of the published case is missing"
     if isinstance(error, _ChangedFileError):
-        return f"{error} in the published case {folder.name}"
-    return f"a file of the published case {folder.name} was changed or can't be read"
+        return f"{error} in the published case"
+    return "a file of the published case was changed or can't be read"
 
 
 def read_provenance(folder: Path) -> ResultProvenance:

@@ -3,6 +3,7 @@
 The same content gives the same bytes. Headers come from nibabel and contain geometry only: no text
 of the source, no scaling, mm.
 
+- Label maps and masks have the intent `LABEL`: MRIcroGL, NiiVue and others show them in colours.
 - DICOM and ITK sources: sform and qform are equal, with codes 1 (scanner).
 - Sheared grids: sform only. A quaternion cannot represent a shear, and readers that prefer the
   qform would drop it silently. The same if no float32 quaternion is close enough (`io.quaternion`).
@@ -29,9 +30,17 @@ and then packs equal content into other bytes."""
 _MAX_AXIS_LENGTH = 32767
 """Largest number of voxels along an axis in a NIfTI-1 header (int16)."""
 
+LABEL = 1002
+"""NIFTI_INTENT_LABEL: voxels are numbers of labels."""
+
 
 def write_nifti(
-    array: NDArray[Any], grid: Grid, source: Source, path: Path, slope: float = 1.0
+    array: NDArray[Any],
+    grid: Grid,
+    source: Source,
+    path: Path,
+    slope: float = 1.0,
+    intent: int = 0,
 ) -> None:
     """Write voxels (I, J, K) in their own type; bool becomes uint8.
 
@@ -47,6 +56,8 @@ def write_nifti(
         Path that ends in `.nii.gz`.
     slope : float
         Voxels mean so many times their number (`scl_slope`).
+    intent : int
+        `LABEL`, or 0.
     """
     # NIfTI has neither bool nor float16, of which float32 represents every value
     if array.dtype == np.bool_:
@@ -59,11 +70,13 @@ def write_nifti(
         path.open("wb") as file,
         gzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as zipped,
     ):
-        zipped.write(_header(array, grid, source, slope))
+        zipped.write(_header(array, grid, source, slope, intent))
         zipped.write(voxels)
 
 
-def _header(array: NDArray[Any], grid: Grid, source: Source, slope: float) -> bytes:
+def _header(
+    array: NDArray[Any], grid: Grid, source: Source, slope: float, intent: int = 0
+) -> bytes:
     """Return the header and the extension flag: the 352 bytes before the voxels."""
     import nibabel as nib
 
@@ -77,6 +90,7 @@ def _header(array: NDArray[Any], grid: Grid, source: Source, slope: float) -> by
     header.set_zooms((*grid.spacing, *(1.0 for _ in channels)))
     header.set_xyzt_units(xyz="mm")
     header["scl_slope"], header["scl_inter"] = slope, 0
+    header["intent_code"] = intent
     _set_forms(header, forms_for(grid, source))
     header["magic"] = header.single_magic
     header["vox_offset"] = header.single_vox_offset

@@ -10,7 +10,7 @@ from scanloom.core import Code, Segmentation, Structure
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import write_document
 from scanloom.io.scan import GridOnlySource, Scan
-from scanloom.io.write.nifti import write_nifti
+from scanloom.io.write.nifti import LABEL, write_nifti
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 
 
@@ -32,11 +32,11 @@ def write_label_maps(folder: Path, segmentations: Sequence[Segmentation], scan: 
         model, grid = segmentation.model, segmentation.grid
         for n, layer in enumerate(segmentation.layers):
             name = file_names.label_map_name("segmentation", model, models, n)
-            write_nifti(layer.labels, grid, scan.source, folder / name)
+            write_nifti(layer.labels, grid, scan.source, folder / name, intent=LABEL)
             if grid.sheared:
                 labels, rectangular = rectangular_labels(layer.labels, grid), rectangular_grid(grid)
                 name = file_names.label_map_name("segmentation_rect", model, models, n)
-                write_nifti(labels, rectangular, GridOnlySource(), folder / name)
+                write_nifti(labels, rectangular, GridOnlySource(), folder / name, intent=LABEL)
 
 
 def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:

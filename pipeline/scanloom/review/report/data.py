@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scanloom.cards.card import Range, ReferenceRange
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError, printable
+from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
 from scanloom.io.output.failures import FAILED, failed_cases
 from scanloom.io.output.file_names import PREVIEW, TIMING

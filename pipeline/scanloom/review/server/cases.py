@@ -164,7 +164,7 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
     except _DAMAGE as exc:
         if is_passing(exc):
             raise
-        raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
+        raise ScanError(Reason.RESULT_DAMAGED, "the case is damaged") from exc
     volume, origin, missing = _scan(out, folder, document, grid, key)
     body = slicing.find_body(volume, view, volume.unit == "HU") if volume else None
     boxes = [m.box for m in measurements if m.box is not None]

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ReferenceRange
 from scanloom.core import Measurement, Reason, ScanError, is_passing
+from scanloom.core.measurement import ReferenceRange
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import (
     case_entries,
@@ -762,7 +762,7 @@ class ReviewState:
             if anew or name not in self.worklist.cases:
                 self.worklist.update(name)
             if name in self.worklist.damaged:
-                raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
+                raise ScanError(Reason.RESULT_DAMAGED, "the case is damaged")
             valid = self._valid_of(name)
             if name in self.worklist.cases and self.readers.reads(name, reviewer, valid):
                 return
@@ -783,7 +783,7 @@ class ReviewState:
             if not is_last:
                 self.worklist.update(name)
             self.open_cases.forget(name)
-        raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
+        raise ScanError(Reason.RESULT_DAMAGED, "the case is damaged")
 
     def keep(self, verdict: Verdict, comment: str, last: int) -> Verdict:
         """Keep a verdict about the result that there is now, with how it was given.

@@ -30,8 +30,6 @@ from scanloom.cards.card import (
     NetworkGrid,
     NetworkSpec,
     Normalize,
-    Range,
-    ReferenceRange,
     ScaleMinMax,
     ScaleRange,
     Threshold,
@@ -41,6 +39,7 @@ from scanloom.convert.monai.bundle import read_bundle
 from scanloom.convert.monai.config import MIRRORED_MEAN
 from scanloom.convert.weights import ForeignWeights
 from scanloom.core import Code, ScanError, Structure
+from scanloom.core.measurement import Range, ReferenceRange
 from support.bundles import WEIGHTS, spleen_config, spleen_metadata, transform, write_bundle
 
 Change = Callable[[dict[str, Any]], Any]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from scanloom.cards import card as cards
-from scanloom.cards.card import Checks, Limitation, ModelCard, Range, ReferenceRange
+from scanloom.cards.card import Checks, Limitation, ModelCard
 from scanloom.cards.card_file import card_digest
 from scanloom.core import Code, ComputeOptions, Outputs, ReadOptions
+from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.engine.case.recipe import (
     recipe_document,
     recipe_hash,

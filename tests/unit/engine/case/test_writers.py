@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import nibabel as nib
 import pytest
 
 from scanloom.core import Outputs, ScanError
@@ -61,6 +62,18 @@ def test_a_new_writer_takes_part_by_its_entry(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("another")
     with pytest.raises(ValueError, match="other notes"):
         read_back(tmp_path, content, [notes])
+
+
+def test_label_maps_and_masks_say_that_they_are(tmp_path: Path) -> None:
+    scan = case_folders.dicom_scan()
+    content = CaseContent(case_folders.case_with(), scan, [case_folders.segmentation_of(scan)])
+    chosen = [each for each in WRITERS if each.name in ("label_maps", "masks", "image")]
+    write_files(tmp_path, content, chosen)
+    read_back(tmp_path, content, chosen)
+    files = {str(f.relative_to(tmp_path)): nib.load(f) for f in tmp_path.rglob("*.nii.gz")}
+    assert len(files) > 2
+    assert files.pop("image.nii.gz").header.get_intent()[0] == "none"
+    assert {image.header.get_intent()[0] for image in files.values()} == {"label"}
 
 
 def written_by(*tasks: Callable[[], object]) -> None:

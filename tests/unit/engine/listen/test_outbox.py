@@ -88,6 +88,7 @@ def test_what_verify_would_refuse_is_not_added(fault: str, outbox: Outbox, case:
         outbox.add(case, "pacs")
 
     assert refused.value.reason is Reason.RESULT_DAMAGED
+    assert case.name not in refused.value.detail  # which may be a patient's
     assert not outbox.open_lines()
 
 
@@ -105,6 +106,7 @@ def test_what_cannot_be_read_for_a_while_is_not_called_damaged(
             outbox.add(case, "pacs")
     assert refused.value.reason is Reason.UNREADABLE
     assert refused.value.reason.retry
+    assert case.name not in refused.value.detail
     assert outbox.add(case, "pacs")
 
 

@@ -258,7 +258,7 @@ def test_rows_are_sorted_in_few_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     def to_table(rows: list[int]) -> pa.Table:
         return pa.table({"number": pa.array(rows, pa.int64())})
 
-    store = storage.Store(tmp_path / "index.parquet", lambda _: nullcontext())
+    store = storage.IndexStore(tmp_path / "index.parquet", lambda _: nullcontext())
     (tmp_path / "index").mkdir()
     ordered = storage.SortedOnDisk(
         store, lambda row: row, to_table, lambda batch: batch["number"].to_pylist()

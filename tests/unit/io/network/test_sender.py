@@ -65,7 +65,7 @@ def test_a_report_that_is_being_answered_does_not_stop_the_release(tmp_path: Pat
 
 def test_a_request_begins_once_the_reactor_pauses() -> None:
     """It may have looked at the checkpoint just before that was cleared."""
-    checkpoint, goes, steps = peer_module.Checkpoint(), threading.Event(), list[str]()
+    checkpoint, goes, steps = peer_module.ReactorCheckpoint(), threading.Event(), list[str]()
 
     def react() -> None:
         checkpoint.wait()

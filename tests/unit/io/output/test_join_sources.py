@@ -101,6 +101,13 @@ def test_a_table_may_be_joined_twice(tmp_path: Path) -> None:
     assert first.getvalue() == second.getvalue()
 
 
+def test_a_column_of_the_table_with_a_name_of_ours_is_not_lost(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", "case,source_path\naaa,PACS\n")
+    for join in (joined, read_ids, lambda t: join_parquet(t, find_source, tmp_path / "to")):
+        with pytest.raises(ScanError, match="source_path already, which `join` would replace"):
+            join(path)
+
+
 @pytest.mark.parametrize(
     "cell",
     ["=1+1", "+1+1", "-1+1", "-2-cmd", "@SUM(1)", "\t=1", "\r=1", "\n=1", "\uff1d1+1", "-", "+a"],
@@ -212,9 +219,9 @@ def test_the_number_of_a_copy_may_be_a_float(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_the_sources_of_other_output_folders_stay(form: str, tmp_path: Path) -> None:
     """A table of several runs is joined with one after the other."""
-    told = {"source_patient_id": "007", "source_path": "/other"}
+    told = dict.fromkeys(ADDED, "") | {"source_patient_id": "007", "source_path": "/other"}
     head, names = "case," + ",".join(told) + "\n", ",".join(told.values())
-    path = written(tmp_path / "t.csv", f"{head}aaa,{names}\nzzz,{names}\nyyy,,\n")
+    path = written(tmp_path / "t.csv", f"{head}aaa,{names}\nzzz,{names}\nyyy{',' * len(told)}\n")
     if form == "csv":
         rows, unknown = joined(path)
     else:

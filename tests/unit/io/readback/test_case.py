@@ -171,7 +171,9 @@ def test_mirroring_nifti_writer_is_caught(
 ) -> None:
     right = results.write_nifti
     monkeypatch.setattr(
-        results, "write_nifti", lambda array, *rest: right(np.flip(array, axis), *rest)
+        results,
+        "write_nifti",
+        lambda array, *rest, **options: right(np.flip(array, axis), *rest, **options),
     )
     scan = wc.dicom_scan()
     assert Written(tmp_path, scan, wc.segmentation_of(scan)).is_caught()

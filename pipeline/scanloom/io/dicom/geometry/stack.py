@@ -139,14 +139,14 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class RegularStack:
     """A regular stack: slice k is at origin + k * step, LPS mm."""
 
     origin: Numbers
     step: Numbers
 
 
-def fit_line(positions: Numbers, index: NDArray[np.intp]) -> Line | None:
+def fit_line(positions: Numbers, index: NDArray[np.intp]) -> RegularStack | None:
     """Return the regular stack in any direction that has these positions, or None.
 
     Parameters
@@ -160,7 +160,9 @@ def fit_line(positions: Numbers, index: NDArray[np.intp]) -> Line | None:
     return _bounded(positions, index, step, centre)
 
 
-def fit_line_along(positions: Numbers, index: NDArray[np.intp], normal: Numbers) -> Line | None:
+def fit_line_along(
+    positions: Numbers, index: NDArray[np.intp], normal: Numbers
+) -> RegularStack | None:
     """Return the regular stack along a unit normal that has these positions, or None.
 
     Parameters are those of `fit_line`. Direction cosines are rounded too, so the slices may drift
@@ -195,7 +197,7 @@ def _bounded(
     step: Numbers,
     centre: Numbers,
     drift: Numbers | float = 0.0,
-) -> Line | None:
+) -> RegularStack | None:
     """Return the line if no position is off by more than a rounding step and the drift, each axis.
 
     For thin slices the rounding step shrinks: rounding may not conceal a missing one.
@@ -207,7 +209,7 @@ def _bounded(
     allowed = ROUNDING_STEP_MM / max(1.0, share) + drift + _FIT_ERROR_MM
     origin = centre - index.mean() * step
     off = np.abs(positions - origin - np.outer(index, step))
-    return Line(origin, step) if (off <= allowed).all() else None
+    return RegularStack(origin, step) if (off <= allowed).all() else None
 
 
 # --- stacks ---------------------------------------------------------------------------------------
@@ -511,7 +513,7 @@ def _rounded_multiples(steps: NDArray[np.float64], reach: float) -> NDArray[np.f
 
 def _slice_line(
     positions: NDArray[np.float64], index: NDArray[np.intp], normal: NDArray[np.float64]
-) -> tuple[Line, Flag | None]:
+) -> tuple[RegularStack, Flag | None]:
     """Return the line through slice positions (P, 3), LPS mm, and a flag if it was corrected.
 
     An oblique step is kept: it comes from a tilted gantry or from slices cut at a slant. A sideways
@@ -519,14 +521,14 @@ def _slice_line(
     has the slice index k of each position, `normal` is the unit normal of the slices.
     """
     count = int(index[-1])
-    ends = Line(positions[0], (positions[-1] - positions[0]) / count)
+    ends = RegularStack(positions[0], (positions[-1] - positions[0]) / count)
     along = (ends.step @ normal) * normal
     sideways = float(np.linalg.norm(ends.step - along))
     on_line = _is_on_line(positions, index, ends, normal)
     if on_line and sideways <= ORTHOGONAL * float(np.linalg.norm(ends.step)):
         return ends, None
     if on_line and sideways * count <= MAX_JITTER_MM:
-        return Line(ends.origin, along), Flag.AFFINE_ROUNDED
+        return RegularStack(ends.origin, along), Flag.AFFINE_ROUNDED
     # Slices exactly on a slanted line were not rounded: their slant is real, however small
     scatter = np.abs(positions - ends.origin - np.outer(index, ends.step)).max()
     line = None if scatter <= SAME_POSITION_MM else fit_line_along(positions, index, normal)
@@ -539,7 +541,10 @@ def _slice_line(
 
 
 def _is_on_line(
-    positions: NDArray[np.float64], index: NDArray[np.intp], line: Line, normal: NDArray[np.float64]
+    positions: NDArray[np.float64],
+    index: NDArray[np.intp],
+    line: RegularStack,
+    normal: NDArray[np.float64],
 ) -> bool:
     """Whether the slices lie on the line through the first and the last, within the jitter."""
     residual = positions - line.origin - np.outer(index, line.step)
