@@ -274,9 +274,11 @@ def _run_training(bundle: Path, report: Callable[[str], object]) -> None:
 
     # large arrays are not given back to the system after each step: a quarter of a step on a CPU
     kept = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
+    # MONAI's command takes a relative `x#y` for `x`, `a,b` for a list, and `501` for a number
+    folder = bundle.absolute()
     command = [
         *own_python("-W", "ignore", "-m", "monai.bundle", "run"),
-        *("--config_file", str(bundle / "configs" / "train.json"), "--bundle_root", str(bundle)),
+        *("--config_file", str(folder / "configs" / "train.json"), "--bundle_root", str(folder)),
     ]
     # a process of its own: this one may have imported MONAI without its engines, to start sooner
     with subprocess.Popen(  # noqa: S603 - this Python, and MONAI's module

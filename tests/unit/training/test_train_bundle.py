@@ -273,6 +273,24 @@ def test_a_full_disk_is_the_reason_of_a_failure(
         train.run_training(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a,b", "x#y", "501"])
+def test_a_relative_folder_may_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Fire, which reads MONAI's command line, takes these for a list, a part and a number."""
+    from fire.parser import DefaultParseValue
+
+    from scanloom.training import train
+
+    program = "import sys; print('epoch', *sys.argv[1:], sep='\\nepoch ', file=sys.stderr)"
+    monkeypatch.setattr(train, "own_python", lambda *_: [sys.executable, "-SEc", program])
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    lines: list[str] = []
+    train.run_training(Path(name), lines.append)
+    assert DefaultParseValue(lines[-1].removeprefix("epoch ")) == str(tmp_path / name)
+
+
 # torch's own, when Ignite imports it
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
