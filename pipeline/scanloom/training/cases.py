@@ -294,11 +294,14 @@ class Checked(NamedTuple):
         Labels of the structures that it has.
     sha256 : str
         Of its voxels and grids.
+    scan_sha256 : str
+        Of those of its image; of the label map if there is none.
     """
 
     features: dict[str, float]
     structures: frozenset[str]
     sha256: str
+    scan_sha256: str
 
 
 def _examine(recipe: TrainingRecipe, pair: Pair) -> str | Checked:
@@ -330,12 +333,13 @@ def _examine(recipe: TrainingRecipe, pair: Pair) -> str | Checked:
         return "the label map is empty"
     features = _features(recipe, image, label, dict(zip(numbers.tolist(), counts, strict=True)))
     present = {s.label for s in recipe.structures if not {*s.values}.isdisjoint(numbers.tolist())}
-    content = hashlib.sha256()
-    for _, volume in sorted(volumes.items()):
+    content, scan_sha256 = hashlib.sha256(), ""
+    for _, volume in sorted(volumes.items()):  # the image first
         content.update(f"{volume.array.dtype} {volume.grid.shape}".encode())
         content.update(volume.grid.affine.tobytes())
         content.update(np.ascontiguousarray(volume.array).data)
-    return Checked(features, frozenset(present), content.hexdigest())
+        scan_sha256 = scan_sha256 or content.hexdigest()
+    return Checked(features, frozenset(present), content.hexdigest(), scan_sha256)
 
 
 def _features(

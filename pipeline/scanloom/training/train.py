@@ -138,6 +138,12 @@ def prepare(
     check_values(recipe, folder)
     pairs = [pair for split in SPLITS for pair in cases[split]]
     good, left_out = check_cases(recipe, pairs, progress)
+    parts: dict[str, Split] = {}
+    for split in reversed(SPLITS):  # what is to judge the training stays
+        for pair in cases[split]:
+            if pair in good and (part := parts.setdefault(good[pair].scan_sha256, split)) != split:
+                del good[pair]
+                left_out.append(LeftOut(pair.name, f"its scan is also one for {part}"))
     left_out += without_partner(recipe.data, folder)
     used = {split: [pair for pair in cases[split] if pair in good] for split in SPLITS}
     if not used["training"]:
