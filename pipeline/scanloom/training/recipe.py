@@ -84,7 +84,12 @@ class Data(Section, frozen=True):
 class TrainedStructure(Section, frozen=True):
     """A structure that the model learns. Codes are looked up by its name, unless given."""
 
-    label: Slug = Field(description="A slug")
+    label: str = Field(
+        pattern="^[a-z0-9]+(_[a-z0-9]+)*$",
+        max_length=64,
+        description="A slug",
+        examples=["lung_left"],
+    )
     values: Annotated[
         tuple[int, ...],
         BeforeValidator(_one_or_many, json_schema_input_type=int | list[int]),

@@ -123,7 +123,7 @@ def prepare(
     ScanError
         TRAINING_DATA, as `find_cases` and `check_values`, or if all cases for training are left
         out, or none of them has one of the structures; RECIPE if there are no weights to start
-        from, or of another network.
+        from, or of another network, or the bundle would be no model.
     """
     content = hashlib.sha256()
     if recipe.network.start is not None:
@@ -134,6 +134,7 @@ def prepare(
         content.update(start.read_bytes())
         network = recipe.network.model_copy(update={"start": str(start.absolute())})
         recipe = recipe.model_copy(update={"network": network})
+    _check_model(recipe)
     cases = find_cases(recipe.data, folder, fold)
     check_values(recipe, folder)
     pairs = [pair for split in SPLITS for pair in cases[split]]
@@ -156,6 +157,19 @@ def prepare(
     for pair in (*used["training"], *used["validation"]):
         content.update(good[pair].sha256.encode())
     return Prepared(recipe, used, left_out, content.hexdigest())
+
+
+def _check_model(recipe: TrainingRecipe) -> None:
+    """Raise RECIPE if the bundle of a recipe would be no model: hours of training would be lost."""
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = Path(scratch)
+        write_bundle(recipe, {split: [] for split in SPLITS}, bundle, bundle)
+        (bundle / "models").mkdir()
+        (bundle / "models" / "model.pt").touch()
+        try:
+            read_model(bundle, {})
+        except ScanError as exc:
+            raise ScanError(Reason.RECIPE, f"the bundle would be no model: {exc.detail}") from exc
 
 
 def _check_start(recipe: TrainingRecipe, path: Path) -> None:
@@ -318,7 +332,7 @@ def measure(prepared: Prepared) -> Measured:
     Raises
     ------
     ScanError
-        TRAINING, as `run_training`; as `read_model` if the bundle would be no model.
+        TRAINING, as `run_training`.
     """
     plan = prepared.recipe.schedule
     epochs_of_steps = {"steps": 2 * MEASURED_STEPS, "epoch": MEASURED_STEPS, "validate_every": 2}
@@ -333,7 +347,6 @@ def measure(prepared: Prepared) -> Measured:
         bundle = Path(scratch) / "bundle"
         write_training(Prepared(measured, cases, []), bundle)
         run_training(bundle)
-        read_model(bundle, {})  # what can't be a model is known before hours of training
         with (bundle / "docs" / "training.csv").open(newline="") as file:
             _, row = csv.DictReader(file)
     count = len(prepared.cases["validation"])

@@ -498,6 +498,15 @@ def test_a_list_without_labels_is_told_from_one_with_too_few_cases(tmp_path: Pat
         find_cases(recipe(data={"msd": "."}).data, tmp_path)
 
 
+def test_what_would_be_no_model_is_refused_before_the_training(tmp_path: Path) -> None:
+    """The reader of bundles takes a channel of this name for background."""
+    from scanloom.training.train import prepare
+
+    structures = [{"label": "near", "values": 1}, {"label": "others", "values": 2}]
+    with pytest.raises(ScanError, match=r"RECIPE: the bundle would be no model: .*'others'"):
+        prepare(recipe(structures=structures), write_data(tmp_path, 4))
+
+
 def test_no_scan_is_trained_on_that_judges_the_training(tmp_path: Path) -> None:
     """A copy of it, whose label map another reader drew, has another name, and so another part."""
     from scanloom.training.train import prepare

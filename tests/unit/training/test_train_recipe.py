@@ -97,6 +97,7 @@ def test_thick_slices_are_halved_later() -> None:
         ("patch:", "sides: [[near, middle]]\npatch:", "middle is not"),
         ("patch:", "sides: [[near, far], [far, near]]\npatch:", "sides with each structure once"),
         ("patch:", "sides: [[near, near]]\npatch:", "sides with each structure once"),
+        ("near,", "near-by,", "line 5: structures.label: expected a slug, such as lung_left"),
         ("near,", "near_left,", "sides of all left and right structures to mirror, near_left too"),
         (
             "augmentation: {mirror: [left-right]}",
