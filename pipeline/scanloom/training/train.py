@@ -221,7 +221,8 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
     except OSError as exc:
         raise output_error(exc, "the bundle") from exc
     if not (bundle / "configs" / "train.json").is_file():
-        raise ScanError(Reason.RECIPE, "the folder for the bundle holds other files")
+        detail = "the folder holds other files than a bundle: train into another folder"
+        raise ScanError(Reason.RECIPE, detail)
     with tempfile.TemporaryDirectory() as scratch:
         write_bundle(prepared.recipe, *_relative(prepared), Path(scratch))
         for name in COMPARED:
@@ -230,7 +231,7 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
             content = None if old is None else old.pop("content", prepared.content)
             if old != new:
                 detail = "the folder holds the bundle of another recipe, data or version"
-                raise ScanError(Reason.RECIPE, detail)
+                raise ScanError(Reason.RECIPE, f"{detail}: train into another folder")
             if content != prepared.content:
                 detail = "images, label maps or weights to start from are not those of this bundle"
                 raise ScanError(Reason.RECIPE, f"{detail} any more: train into another folder")

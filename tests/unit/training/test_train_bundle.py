@@ -177,11 +177,11 @@ def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path
     from scanloom.training.train import prepare, write_training
 
     data = write_data(tmp_path / "data")
-    with pytest.raises(ScanError, match=r"RECIPE.*another recipe"):
+    with pytest.raises(ScanError, match=r"another recipe, .*: train into another folder"):
         write_training(prepare(recipe(patch=[16, 16, 16]), data), trained)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("x")
-    with pytest.raises(ScanError, match=r"RECIPE.*other files"):
+    with pytest.raises(ScanError, match=r"other files .*: train into another folder"):
         write_training(prepare(recipe(), data), tmp_path / "full")
     page = data / "recipe.json"
     page.write_text(json.dumps(recipe().model_dump(mode="json", exclude_defaults=True)))
