@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from scanloom.core import Reason, ScanError, Volume, read_error
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.training.label_sets import MAX_LIST_BYTES, Names, plain_name, value_names
+from scanloom.training.label_sets import MAX_LIST_BYTES, Names, plain_name, recorded, value_names
 from scanloom.training.recipe import Data, TrainingRecipe
 
 Split = Literal["training", "validation", "testing"]
@@ -77,8 +78,8 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
     ------
     ScanError
         TRAINING_DATA if a folder or list can't be read, no pair is in it, two cases have one name,
-        too few cases are left for training, there is no such fold, or the recipe splits a list
-        that has folds.
+        images have several channels, too few cases are left for training or a fold, there is no
+        such fold, or the recipe splits cases whose dataset has folds.
     """
     if data.images is not None and data.labels is not None:
         listed: dict[Split, list[Pair]] = {
@@ -88,15 +89,20 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
         maps = _volumes(folder / data.label_maps)
         if not maps:
             raise ScanError(Reason.TRAINING_DATA, "no label map is in the folder")
-        listed = {"training": [Pair(None, file) for file in maps]}
+        fold_of = recorded((folder / data.label_maps).parent, "fold")
+        listed = {"training": [Pair(None, file, fold_of.get(_name(file))) for file in maps]}
     elif data.msd is not None:
         listed = _listed(folder / data.msd / "dataset.json")
     else:
         listed = _listed(folder / str(data.datalist))
     pairs = {split: listed.get(split, []) for split in SPLITS}
-    names = [pair.name for split in SPLITS for pair in pairs[split]]
-    if len(set(names)) < len(names):
-        raise ScanError(Reason.TRAINING_DATA, "two cases have the same file name")
+    counts = Counter(pair.name for split in SPLITS for pair in pairs[split])
+    if not counts:
+        detail = "the list has no case with a label map: name the folders, images and labels"
+        raise ScanError(Reason.TRAINING_DATA, detail)
+    if equal := [name for name, count in counts.items() if count > 1]:
+        detail = "two cases have the same file name, by which they are told apart"
+        raise ScanError(Reason.TRAINING_DATA, detail, equal[0])
     folds = {pair.fold for pair in pairs["training"] + pairs["validation"]} - {None}
     if folds:
         _take_fold(pairs, data, fold)
@@ -107,6 +113,9 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
     if data.folds is not None:
         if not 0 <= fold < data.folds:
             raise ScanError(Reason.TRAINING_DATA, f"the folds are 0 to {data.folds - 1}")
+        if data.folds > len(ranked):
+            detail = f"{data.folds} folds need as many cases, there are {len(ranked)}"
+            raise ScanError(Reason.TRAINING_DATA, detail)
         pairs["validation"] += ranked[fold :: data.folds]
         ranked = [pair for n, pair in enumerate(ranked) if n % data.folds != fold]
     elif fold and not folds:
@@ -116,19 +125,19 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
         ranked = ranked[data.validation :]
     pairs["training"] = ranked
     if not ranked:
-        raise ScanError(Reason.TRAINING_DATA, f"no case is left for training, of {len(names)}")
+        raise ScanError(Reason.TRAINING_DATA, f"no case is left for training, of {len(counts)}")
     return {split: sorted(pairs[split], key=lambda pair: pair.name) for split in SPLITS}
 
 
 def _take_fold(pairs: dict[Split, list[Pair]], data: Data, fold: int) -> None:
-    """Let a fold of the list validate: who wrote it knows which cases belong to one patient."""
+    """Let a fold of the dataset validate: who wrote it knows which cases are of one patient."""
     if data.hold_out or data.validation or data.folds is not None:
-        detail = "the list names the fold of its cases: no hold_out, validation or folds beside it"
+        detail = "the dataset has the fold of its cases: no hold_out, validation or folds beside it"
         raise ScanError(Reason.TRAINING_DATA, detail)
     listed = pairs["training"] + pairs["validation"]
     folds = sorted({pair.fold for pair in listed if pair.fold is not None})
     if fold not in folds:
-        detail = f"the folds of the list are {', '.join(map(str, folds))}"
+        detail = f"the folds of the dataset are {', '.join(map(str, folds))}"
         raise ScanError(Reason.TRAINING_DATA, detail)
     # a case without a fold stays where the list has it
     validating = [p for p in pairs["validation"] if p.fold is None]
@@ -160,7 +169,11 @@ def _in_folders(images: Path, labels: Path) -> list[Pair]:
     both = sorted(named.keys() & by_name.keys())
     if not both:
         raise ScanError(Reason.TRAINING_DATA, "no image has a label map of the same file name")
-    return [Pair(named[name], by_name[name]) for name in both]
+    if f"{both[0]}_0001" in named:
+        detail = "the images have several channels (_0001), a training takes one: list its images"
+        raise ScanError(Reason.TRAINING_DATA, detail)
+    folds = recorded(labels.parent, "fold")
+    return [Pair(named[name], by_name[name], folds.get(name)) for name in both]
 
 
 def _by_name(folder: Path, name_of: Callable[[Path], str]) -> dict[str, Path]:
@@ -176,8 +189,8 @@ def _volumes(folder: Path) -> list[Path]:
     try:
         files = sorted(folder.iterdir())
     except OSError as exc:
-        subject = "the folder of images or labels"
-        raise read_error(exc, subject, Reason.TRAINING_DATA) from exc
+        error = read_error(exc, "the folder of images or labels", Reason.TRAINING_DATA)
+        raise error.about(str(folder)) from exc
     return [f for f in files if f.name.lower().endswith(VOLUME_SUFFIXES) and f.name[0] != "."]
 
 
@@ -214,9 +227,11 @@ def _document(file: Path) -> Any:
     try:
         return json.loads(read_regular_file(file, MAX_LIST_BYTES))
     except OSError as exc:
-        raise read_error(exc, "the list of cases", Reason.TRAINING_DATA) from exc
+        error = read_error(exc, "the list of cases", Reason.TRAINING_DATA)
+        raise error.about(str(file)) from exc
     except (ValueError, RecursionError) as exc:
-        raise ScanError(Reason.TRAINING_DATA, "the list of cases is not JSON") from exc
+        detail = "the list of cases is not JSON"
+        raise ScanError(Reason.TRAINING_DATA, detail, str(file)) from exc
 
 
 def _listed(file: Path) -> dict[Split, list[Pair]]:
@@ -233,7 +248,7 @@ def _listed(file: Path) -> dict[Split, list[Pair]]:
         }
     except (AttributeError, KeyError, TypeError) as exc:
         detail = "the list of cases is not {training: [{image, label}]}"
-        raise ScanError(Reason.TRAINING_DATA, detail) from exc
+        raise ScanError(Reason.TRAINING_DATA, detail, str(file)) from exc
 
 
 def _fold(case: Mapping[str, object]) -> int | None:
@@ -294,11 +309,14 @@ class Checked(NamedTuple):
         Labels of the structures that it has.
     sha256 : str
         Of its voxels and grids.
+    scan_sha256 : str
+        Of those of its image; of the label map if there is none.
     """
 
     features: dict[str, float]
     structures: frozenset[str]
     sha256: str
+    scan_sha256: str
 
 
 def _examine(recipe: TrainingRecipe, pair: Pair) -> str | Checked:
@@ -330,12 +348,13 @@ def _examine(recipe: TrainingRecipe, pair: Pair) -> str | Checked:
         return "the label map is empty"
     features = _features(recipe, image, label, dict(zip(numbers.tolist(), counts, strict=True)))
     present = {s.label for s in recipe.structures if not {*s.values}.isdisjoint(numbers.tolist())}
-    content = hashlib.sha256()
-    for _, volume in sorted(volumes.items()):
+    content, scan_sha256 = hashlib.sha256(), ""
+    for _, volume in sorted(volumes.items()):  # the image first
         content.update(f"{volume.array.dtype} {volume.grid.shape}".encode())
         content.update(volume.grid.affine.tobytes())
         content.update(np.ascontiguousarray(volume.array).data)
-    return Checked(features, frozenset(present), content.hexdigest())
+        scan_sha256 = scan_sha256 or content.hexdigest()
+    return Checked(features, frozenset(present), content.hexdigest(), scan_sha256)
 
 
 def _features(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,7 +168,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
         return _results(path, key, corrected=corrected)
     cases = _dataset_cases(path)
     if not cases:
-        detail = "this folder has no label map, and is no output folder and no dataset"
+        detail = "this folder has no label map (its subfolders don't count), and is no output "
+        detail += "folder and no dataset"
         raise ScanError(Reason.NO_REFERENCE, detail, str(path))
     cases.sort(key=lambda case: case.name)
     return LabelSet(tuple(cases), training=_training_names(path) - {case.name for case in cases})
@@ -381,9 +382,14 @@ def _training_names(folder: Path) -> frozenset[str]:
 
 def _patients(folder: Path) -> dict[str, str]:
     """Return the patient of each case of a dataset of ours: a number."""
+    return {case: f"number {number}" for case, number in recorded(folder, "patient").items()}
+
+
+def recorded(folder: Path, name: Literal["patient", "fold"]) -> dict[str, int]:
+    """Return the patient or fold of each case of a dataset of ours, where it has one."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # none, or of another program
-        record = read_json(folder / RECORD)
-        return {case["case"]: f"number {case['patient']}" for case in record["cases"]}
+        cases = read_json(folder / RECORD)["cases"]
+        return {case["case"]: int(case[name]) for case in cases if case[name] is not None}
     return {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,13 +24,16 @@ from scanloom.options import Modality
 MAX_DRAWN = 255
 """Values of label maps beside 0: they are kept as bytes."""
 
+_SIDE = re.compile(r"(?:^|[_-])[lr](?:[_-]|$)")
+"""A side in a name such as `lung_l`, of which codes know nothing."""
+
 Slug = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _one_or_many(value: Any) -> Any:
-    return (value,) if isinstance(value, int) else value
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 class Data(Section, frozen=True):
@@ -80,7 +84,12 @@ class Data(Section, frozen=True):
 class TrainedStructure(Section, frozen=True):
     """A structure that the model learns. Codes are looked up by its name, unless given."""
 
-    label: Slug = Field(description="A slug")
+    label: str = Field(
+        pattern="^[a-z0-9]+(_[a-z0-9]+)*$",
+        max_length=64,
+        description="A slug",
+        examples=["lung_left"],
+    )
     values: Annotated[
         tuple[int, ...],
         BeforeValidator(_one_or_many, json_schema_input_type=int | list[int]),
@@ -104,8 +113,10 @@ class TrainedStructure(Section, frozen=True):
         """Whether it lies on one side of the body, by its code, or else by its name."""
         if self.laterality is not None:
             return self.laterality.value in SIDES
-        side = None if self.type else coding(self.label).laterality  # as the card's
-        return side is not None and side.value in SIDES
+        if self.type:
+            return False
+        side = coding(self.label).laterality  # as the card's
+        return (side is not None and side.value in SIDES) or bool(_SIDE.search(self.label))
 
 
 class Augmentation(Section, frozen=True):
@@ -271,6 +282,8 @@ class TrainingRecipe(Page, frozen=True):
         if len(set(labels)) < len(labels) or len(set(values)) < len(values) or min(values) < 1:
             raise ValueError("structures with different labels and values, from 1")
         self._check_drawing(values)
+        if min(self.network.filters) < 1:
+            raise ValueError("filters of the network of at least 1")
         sides = [side for pair in self.sides for side in pair]
         if unknown := set(sides) - set(labels):
             raise ValueError(f"sides of structures, which {sorted(unknown)[0]} is not")

@@ -123,7 +123,7 @@ def prepare(
     ScanError
         TRAINING_DATA, as `find_cases` and `check_values`, or if all cases for training are left
         out, or none of them has one of the structures; RECIPE if there are no weights to start
-        from, or of another network.
+        from, or of another network, or the bundle would be no model.
     """
     content = hashlib.sha256()
     if recipe.network.start is not None:
@@ -134,10 +134,17 @@ def prepare(
         content.update(start.read_bytes())
         network = recipe.network.model_copy(update={"start": str(start.absolute())})
         recipe = recipe.model_copy(update={"network": network})
+    _check_model(recipe)
     cases = find_cases(recipe.data, folder, fold)
     check_values(recipe, folder)
     pairs = [pair for split in SPLITS for pair in cases[split]]
     good, left_out = check_cases(recipe, pairs, progress)
+    parts: dict[str, Split] = {}
+    for split in reversed(SPLITS):  # what is to judge the training stays
+        for pair in cases[split]:
+            if pair in good and (part := parts.setdefault(good[pair].scan_sha256, split)) != split:
+                del good[pair]
+                left_out.append(LeftOut(pair.name, f"its scan is also one for {part}"))
     left_out += without_partner(recipe.data, folder)
     used = {split: [pair for pair in cases[split] if pair in good] for split in SPLITS}
     if not used["training"]:
@@ -150,6 +157,19 @@ def prepare(
     for pair in (*used["training"], *used["validation"]):
         content.update(good[pair].sha256.encode())
     return Prepared(recipe, used, left_out, content.hexdigest())
+
+
+def _check_model(recipe: TrainingRecipe) -> None:
+    """Raise RECIPE if the bundle of a recipe would be no model: hours of training would be lost."""
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = Path(scratch)
+        write_bundle(recipe, {split: [] for split in SPLITS}, bundle, bundle)
+        (bundle / "models").mkdir()
+        (bundle / "models" / "model.pt").touch()
+        try:
+            read_model(bundle, {})
+        except ScanError as exc:
+            raise ScanError(Reason.RECIPE, f"the bundle would be no model: {exc.detail}") from exc
 
 
 def _check_start(recipe: TrainingRecipe, path: Path) -> None:
@@ -201,7 +221,8 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
     except OSError as exc:
         raise output_error(exc, "the bundle") from exc
     if not (bundle / "configs" / "train.json").is_file():
-        raise ScanError(Reason.RECIPE, "the folder for the bundle holds other files")
+        detail = "the folder holds other files than a bundle: train into another folder"
+        raise ScanError(Reason.RECIPE, detail)
     with tempfile.TemporaryDirectory() as scratch:
         write_bundle(prepared.recipe, *_relative(prepared), Path(scratch))
         for name in COMPARED:
@@ -210,7 +231,7 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
             content = None if old is None else old.pop("content", prepared.content)
             if old != new:
                 detail = "the folder holds the bundle of another recipe, data or version"
-                raise ScanError(Reason.RECIPE, detail)
+                raise ScanError(Reason.RECIPE, f"{detail}: train into another folder")
             if content != prepared.content:
                 detail = "images, label maps or weights to start from are not those of this bundle"
                 raise ScanError(Reason.RECIPE, f"{detail} any more: train into another folder")
@@ -274,9 +295,11 @@ def _run_training(bundle: Path, report: Callable[[str], object]) -> None:
 
     # large arrays are not given back to the system after each step: a quarter of a step on a CPU
     kept = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
+    # MONAI's command takes a relative `x#y` for `x`, `a,b` for a list, and `501` for a number
+    folder = bundle.absolute()
     command = [
         *own_python("-W", "ignore", "-m", "monai.bundle", "run"),
-        *("--config_file", str(bundle / "configs" / "train.json"), "--bundle_root", str(bundle)),
+        *("--config_file", str(folder / "configs" / "train.json"), "--bundle_root", str(folder)),
     ]
     # a process of its own: this one may have imported MONAI without its engines, to start sooner
     with subprocess.Popen(  # noqa: S603 - this Python, and MONAI's module
@@ -310,7 +333,7 @@ def measure(prepared: Prepared) -> Measured:
     Raises
     ------
     ScanError
-        TRAINING, as `run_training`; as `read_model` if the bundle would be no model.
+        TRAINING, as `run_training`.
     """
     plan = prepared.recipe.schedule
     epochs_of_steps = {"steps": 2 * MEASURED_STEPS, "epoch": MEASURED_STEPS, "validate_every": 2}
@@ -325,7 +348,6 @@ def measure(prepared: Prepared) -> Measured:
         bundle = Path(scratch) / "bundle"
         write_training(Prepared(measured, cases, []), bundle)
         run_training(bundle)
-        read_model(bundle, {})  # what can't be a model is known before hours of training
         with (bundle / "docs" / "training.csv").open(newline="") as file:
             _, row = csv.DictReader(file)
     count = len(prepared.cases["validation"])

@@ -14,6 +14,7 @@ from monai.inferers import SimpleInferer
 from monai.transforms import Compose, MapTransform, Randomizable
 from torch.nn import functional
 
+from scanloom.interop.images import to_metatensor
 from scanloom.io.read import load_volume
 
 CONTROL_POINTS: Final = 5
@@ -58,12 +59,12 @@ class SeededDataset(CacheDataset):  # type: ignore[misc]  # MONAI's are untyped
 
 
 class LoadVolumed(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
-    """Read scans of any format that scanloom reads as tensors (1, i, j, k) with their affine.
+    """Read scans of any format that scanloom reads as tensors (1, i, j, k) with an affine.
 
     Parameters
     ----------
     keys : str or sequence of str
-        Paths.
+        Paths of scans on one grid.
     modality : str
         Modality of files that state none.
     """
@@ -73,9 +74,12 @@ class LoadVolumed(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
         self.modality = modality
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Return the case with its scans."""
+        """Return the case with its scans, all on the grid of the first one."""
         read = {key: load_volume(data[key], modality=self.modality) for key in self.keys}
-        return {**data, **{key: volume.to_metatensor() for key, volume in read.items()}}
+        # a header rounded by another program would give a resampled label map another shape
+        grid = read[self.keys[0]].grid
+        tensors = {key: to_metatensor(volume.array, grid) for key, volume in read.items()}
+        return {**data, **tensors}
 
 
 class AutocastInferer(SimpleInferer):  # type: ignore[misc]  # MONAI's are untyped

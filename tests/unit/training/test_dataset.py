@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -942,6 +943,17 @@ def test_names_of_case_folders_stay_behind(results: Results) -> None:
 
 
 # --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_for_nnunet_can_be_pasted(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(results.target)
+    folder = "my data/Dataset001_X"
+    taken = ("--verdict", "unreviewed", "--format", "nnunet", "--model", "threshold")
+    ended = scanloom("dataset", results.out, "-o", folder, "--key", results.key, *taken)
+    [line] = [line for line in ended.out.splitlines() if line.startswith("cp ")]
+    assert shlex.split(line)[1] == f"{folder}/splits_final.json"
 
 
 def test_the_command_says_what_it_took_and_left_out(

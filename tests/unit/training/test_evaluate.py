@@ -652,6 +652,7 @@ def test_a_difference_is_one_line_of_at_most_80_columns(
             save(tmp_path / folder / f"{n}.nii.gz", two_boxes(shift))
     shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
     interval = r" +2 +[+-]\d+\.\d+ \([+-]\d+\.\d+ to [+-]\d+\.\d+\)$"
+    assert "(quartiles)" in shown  # the brackets of the differences are an interval
     for structure in ("1", "2", "mean of structures"):
         for figure in ("Dice", "HD95 mm", "NSD"):
             line = rf"^{structure} +{figure}{interval}"

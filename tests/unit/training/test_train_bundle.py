@@ -177,11 +177,11 @@ def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path
     from scanloom.training.train import prepare, write_training
 
     data = write_data(tmp_path / "data")
-    with pytest.raises(ScanError, match=r"RECIPE.*another recipe"):
+    with pytest.raises(ScanError, match=r"another recipe, .*: train into another folder"):
         write_training(prepare(recipe(patch=[16, 16, 16]), data), trained)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("x")
-    with pytest.raises(ScanError, match=r"RECIPE.*other files"):
+    with pytest.raises(ScanError, match=r"other files .*: train into another folder"):
         write_training(prepare(recipe(), data), tmp_path / "full")
     page = data / "recipe.json"
     page.write_text(json.dumps(recipe().model_dump(mode="json", exclude_defaults=True)))
@@ -271,6 +271,24 @@ def test_a_full_disk_is_the_reason_of_a_failure(
     monkeypatch.setattr(train.shutil, "disk_usage", lambda _: full)
     with pytest.raises(ScanError, match="DISK_FULL"):
         train.run_training(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a,b", "x#y", "501"])
+def test_a_relative_folder_may_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Fire, which reads MONAI's command line, takes these for a list, a part and a number."""
+    from fire.parser import DefaultParseValue
+
+    from scanloom.training import train
+
+    program = "import sys; print('epoch', *sys.argv[1:], sep='\\nepoch ', file=sys.stderr)"
+    monkeypatch.setattr(train, "own_python", lambda *_: [sys.executable, "-SEc", program])
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    lines: list[str] = []
+    train.run_training(Path(name), lines.append)
+    assert DefaultParseValue(lines[-1].removeprefix("epoch ")) == str(tmp_path / name)
 
 
 # torch's own, when Ignite imports it
@@ -423,15 +441,92 @@ def test_the_folds_of_a_list_keep_patients_on_one_side(
             found = find_cases(recipe(data=source).data, data, fold)
             assert [int(pair.name[-1]) // 3 for pair in found["validation"]] == [fold] * 3
             assert len(found["training"]) == 6
-    with pytest.raises(ScanError, match="the folds of the list are 0, 1, 2"):
+    with pytest.raises(ScanError, match="the folds of the dataset are 0, 1, 2"):
         find_cases(recipe(data=source).data, data, 3)
     for parts in ({"validation": 2}, {"hold_out": 1}, {"folds": 3}):
-        with pytest.raises(ScanError, match="the list names the fold"):
+        with pytest.raises(ScanError, match="the dataset has the fold"):
             find_cases(recipe(data={**source, **parts}).data, data)
     cases[4]["fold"] = "1"
     (data / "dataset.json").write_text(json.dumps({"training": cases}))
     with pytest.raises(ScanError, match="fold of a listed case is not"):
         find_cases(recipe(data=source).data, data)
+
+
+@pytest.mark.parametrize(
+    "source", [{"images": "images", "labels": "labels"}, {"label_maps": "labels"}]
+)
+def test_folders_of_a_dataset_of_scanloom_keep_its_folds(
+    tmp_path: Path, source: dict[str, str]
+) -> None:
+    from scanloom.training.cases import find_cases
+
+    data = write_data(tmp_path, 6)
+    cases = [{"case": f"case_{n}", "fold": n // 2} for n in range(6)]
+    (data / "scanloom.json").write_text(json.dumps({"cases": cases}))
+    found = find_cases(recipe(data=source).data, data, 1)
+    assert [pair.name for pair in found["validation"]] == ["case_2", "case_3"]
+    with pytest.raises(ScanError, match="the dataset has the fold"):
+        find_cases(recipe(data={**source, "validation": 2}).data, data)
+
+
+def test_a_fold_without_a_case_is_refused(tmp_path: Path) -> None:
+    from scanloom.training.cases import find_cases
+
+    page = recipe(data={"images": "images", "labels": "labels", "hold_out": 1, "folds": 5})
+    with pytest.raises(ScanError, match="5 folds need as many cases, there are 4"):
+        find_cases(page.data, write_data(tmp_path, 5), 4)
+
+
+def test_a_second_channel_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    from scanloom.training.cases import find_cases
+
+    data = write_data(tmp_path, 2)
+    for image in list((data / "images").iterdir()):
+        for channel in ("0000", "0001"):
+            shutil.copy(image, image.with_name(f"{image.name[:6]}_{channel}.nii.gz"))
+        image.unlink()
+    with pytest.raises(ScanError, match="several channels"):
+        find_cases(recipe().data, data)
+
+
+def test_a_list_without_labels_is_told_from_one_with_too_few_cases(tmp_path: Path) -> None:
+    """The `dataset.json` of nnU-Net lists no case."""
+    from scanloom.training.cases import find_cases
+
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "near": 1}}))
+    with pytest.raises(ScanError, match="name the folders, images and labels"):
+        find_cases(recipe(data={"msd": "."}).data, tmp_path)
+
+
+def test_what_would_be_no_model_is_refused_before_the_training(tmp_path: Path) -> None:
+    """The reader of bundles takes a channel of this name for background."""
+    from scanloom.training.train import prepare
+
+    structures = [{"label": "near", "values": 1}, {"label": "others", "values": 2}]
+    with pytest.raises(ScanError, match=r"RECIPE: the bundle would be no model: .*'others'"):
+        prepare(recipe(structures=structures), write_data(tmp_path, 4))
+
+
+def test_no_scan_is_trained_on_that_judges_the_training(tmp_path: Path) -> None:
+    """A copy of it, whose label map another reader drew, has another name, and so another part."""
+    from scanloom.training.train import prepare
+
+    data = write_data(tmp_path, 4)
+    shutil.copy(data / "images/case_1.nii.gz", data / "images/copy.nii.gz")
+    shutil.copy(data / "labels/case_2.nii.gz", data / "labels/copy.nii.gz")
+    pairs = {
+        name: {"image": f"images/{name}.nii.gz", "label": f"labels/{name}.nii.gz"}
+        for name in ("case_0", "case_1", "case_2", "case_3", "copy")
+    }
+    for part in ("validation", "testing"):
+        names = [name for name in pairs if name != "case_1"]
+        listed = {"training": [pairs[name] for name in names], part: [pairs["case_1"]]}
+        (data / "list.json").write_text(json.dumps(listed))
+        prepared = prepare(recipe(data={"datalist": "list.json"}), data)
+        assert [(each.case, each.problem) for each in prepared.left_out] == [
+            ("copy", f"its scan is also one for {part}")
+        ]
+        assert len(prepared.cases["training"]) == 3
 
 
 def test_a_fold_of_cases_without_folds_is_refused(tmp_path: Path) -> None:
@@ -599,7 +694,7 @@ def write_maps(folder: Path, count: int = 6) -> Path:
     (folder / "maps").mkdir(parents=True)
     for n in range(count):
         label = np.zeros(SHAPE, np.uint8)
-        label[1:-1, 1:-1, 1:-1] = 30
+        label[1:-1, 1:-1, 1:-1] = label[0, 0, n] = 30  # no two maps are equal
         i, j, k = generator.integers(1, 4, 3)
         label[i : i + 8, j : j + 5, k : k + 7] = 1
         label[i : i + 8, j + 5 : j + 12, k : k + 7] = 2

@@ -43,6 +43,8 @@ def test_a_page_is_read_and_a_single_value_is_a_list(tmp_path: Path) -> None:
         ({"label": "kidney_left"}, "left-right", False),
         ({"label": "kidney_left"}, "anterior-posterior", True),
         ({"label": "kidney"}, "left-right", True),
+        ({"label": "lung_l"}, "left-right", False),
+        ({"label": "vertebrae_l1"}, "left-right", True),
         # the code decides, as in the card
         (
             {"label": "kidney", "laterality": {"value": "24028007", "meaning": "Right"}},
@@ -95,6 +97,7 @@ def test_thick_slices_are_halved_later() -> None:
         ("patch:", "sides: [[near, middle]]\npatch:", "middle is not"),
         ("patch:", "sides: [[near, far], [far, near]]\npatch:", "sides with each structure once"),
         ("patch:", "sides: [[near, near]]\npatch:", "sides with each structure once"),
+        ("near,", "near-by,", "line 5: structures.label: expected a slug, such as lung_left"),
         ("near,", "near_left,", "sides of all left and right structures to mirror, near_left too"),
         (
             "augmentation: {mirror: [left-right]}",
@@ -111,6 +114,11 @@ def test_thick_slices_are_halved_later() -> None:
         ),
         ("patch:", "checks: {extent: [90, 20]}\npatch:", "extent of checks with the lower"),
         ("filters: [4, 8, 16]", "filters: [4, 8]", "line 8: network.filters"),
+        ("filters: [4, 8, 16]", "filters: [4, 0, 16]", "filters of the network of at least 1"),
+        ("patch: [32, 32, 16]", "patch: [32, 32]", "line 7: patch: expected a list of 3[.]"),
+        ("patch: [32, 32, 16]", "patch: [32, 32, 16, 1]", "line 7: patch: expected a list of 3[.]"),
+        ("spacing: [1, 1, 1]", "spacing: 1", "line 6: spacing: expected a list of 3[.]"),
+        ("values: 1}", "values: 1.5}", "line 5: structures.values: expected a whole number"),
         ("patch:", "drawing: {others: [3, 9]}\npatch:", "others of the drawing from 1, no struct"),
         ("patch:", "drawing: {alike: [[1, 2], [2]]}\npatch:", "alike of the drawing: its values"),
         ("patch:", "drawing: {tissues: [[1, 9]]}\npatch:", "tissues of the drawing: its values"),

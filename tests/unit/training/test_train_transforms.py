@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,12 @@ from monai.transforms import (
     NormalizeIntensityd,
     RandAdjustContrastd,
     RandGaussianNoised,
+    Spacingd,
 )
 from scipy import ndimage
 
 from scanloom.training.transforms import (
+    LoadVolumed,
     RandAcquisitiond,
     RandBiasd,
     RandDeformedPatchd,
@@ -46,6 +50,17 @@ def case(shape: tuple[int, int, int] = (12, 14, 10)) -> dict[str, torch.Tensor]:
 def patches(transform: RandDeformedPatchd, count: int, **data: object) -> list[dict[str, object]]:
     transform.set_random_state(seed=1)
     return [transform({**case(), **data}) for _ in range(count)]
+
+
+def test_a_label_map_with_a_rounded_header_has_the_voxels_of_its_image(tmp_path: Path) -> None:
+    """Resampled on its own, it would be a voxel longer."""
+    array = np.zeros((54, 4, 4), np.uint8)
+    for key, spacing in (("image", 1.5), ("label", 1.5015)):
+        nib.save(nib.Nifti1Image(array, np.diag([spacing, 1, 1, 1])), tmp_path / f"{key}.nii")
+    keys = ["image", "label"]
+    steps = [LoadVolumed(keys, "MR"), Spacingd(keys, (1, 1, 1), mode=("bilinear", "nearest"))]
+    drawn = Compose(steps)({key: tmp_path / f"{key}.nii" for key in keys})
+    assert drawn["image"].shape == drawn["label"].shape
 
 
 def test_a_patch_without_deformation_holds_the_voxels_of_the_scan() -> None:

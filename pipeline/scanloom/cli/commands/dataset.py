@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -181,6 +182,6 @@ def _show(written: Dataset, folder: Path) -> None:
     if written.form == "nnunet" and written.folds:
         name = written.folder.name
         say("nnU-Net splits cases, not patients. Once it has planned, and before it trains:")
-        say(f"cp {folder / SPLITS} $nnUNet_preprocessed/{name}/")
+        say(f"cp {shlex.quote(str(folder / SPLITS))} $nnUNet_preprocessed/{name}/")
     if written.cases:
         say(f"Dataset: {folder}")

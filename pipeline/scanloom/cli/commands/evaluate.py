@@ -179,8 +179,8 @@ def _show_side(evaluation: Evaluation, side: Side) -> None:
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("structure")
-    tolerance = f"NSD {evaluation.tolerance_mm:g} mm"
-    for title in ("cases", "Dice", "HD95 mm", tolerance, "volume error ml", "missed", "invented"):
+    dice, tolerance = "Dice (quartiles)", f"NSD {evaluation.tolerance_mm:g} mm"
+    for title in ("cases", dice, "HD95 mm", tolerance, "volume error ml", "missed", "invented"):
         table.add_column(title, justify="right")
     for each in evaluation.summaries:
         if each.side != side:

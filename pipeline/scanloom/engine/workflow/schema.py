@@ -198,9 +198,12 @@ def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument") and section is not None:
         known = sorted(_keys(section))
         return f"{where} is not a key here; {did_you_mean(names[-1], known)}"
+    field = _field(model, names)
+    length = _length(field.annotation if field else None)
+    if length and error["type"] in ("tuple_type", "too_long", "missing"):
+        return f"{where}: expected a list of {length}"
     if error["type"] == "missing":
         return f"{where} is missing"
-    field = _field(model, names)
     allowed = _choices(field.annotation if field else None)
     value = error.get("input")
     if error["type"] == "tuple_type" and _section(model, names) is not None:
@@ -274,6 +277,14 @@ def _field(model: type[BaseModel], names: Sequence[str]) -> FieldInfo | None:
         return None
     fields_by_key = {entry.alias or key: entry for key, entry in section.model_fields.items()}
     return fields_by_key.get(names[-1])
+
+
+def _length(annotation: object) -> int | None:
+    """Return the length of lists that an annotation allows, None for any."""
+    if get_origin(annotation) is tuple:
+        return None if ... in get_args(annotation) else len(get_args(annotation))
+    lengths = (_length(each) for each in get_args(annotation))
+    return next((each for each in lengths if each), None)
 
 
 def _choices(annotation: object) -> list[str]:
