@@ -103,8 +103,8 @@ def deliver(
 
 
 @contextmanager
-def delivering(site: Site, outbox: Outbox) -> Iterator[None]:
-    """Deliver in a thread while the block runs."""
+def delivering(site: Site, outbox: Outbox, sign: Callable[[], None]) -> Iterator[None]:
+    """Deliver in a thread while the block runs; `sign` is called at each look for lines."""
     for target in site.targets:  # what the page names has to be there
         peer_maker(site, target, outbox)
     names = {target.name for target in site.targets}
@@ -114,10 +114,15 @@ def delivering(site: Site, outbox: Outbox) -> Iterator[None]:
             outbox.set_trouble(name, Trouble("the site has no such target", 1, 0.0, now, now))
     end = threading.Event()
 
+    def still() -> bool:
+        sign()
+        return False
+
     def run() -> None:
         while not end.is_set():
+            sign()
             try:
-                deliver(site, outbox, end)
+                deliver(site, outbox, end, still)
             except Exception as exc:  # noqa: BLE001  # receiving goes on
                 # `scanloom send` may deliver just now, or a share be away
                 why = exc.code if isinstance(exc, ScanError) else type(exc).__name__

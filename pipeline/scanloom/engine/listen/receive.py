@@ -35,7 +35,12 @@ def spool_folder(site: Site, out: Path) -> Path:
     return out / PRIVATE / SPOOL if site.spool is None else Path(site.spool)
 
 
-def receive(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> None:
+def receive(
+    site: Site,
+    out: Path,
+    tell: Callable[[str, int, Path], None],
+    sign: Callable[[], None] = lambda: None,
+) -> None:
     """Receive what the site's peers send, until SIGTERM or SIGINT.
 
     Data sets that are on their way then are still kept, for as long as a PDU may take.
@@ -46,6 +51,8 @@ def receive(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> No
         The output folder.
     tell : callable
         Receives address, port and spool once peers can connect.
+    sign : callable
+        Is called each second, as a sign of life.
 
     Raises
     ------
@@ -81,6 +88,7 @@ def receive(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> No
                     spool.journal.sync()
                 if not receiver.is_alive:
                     raise ScanError(Reason.INTERNAL, "connections are accepted no more")
+                sign()
         finally:
             receiver.stop(site.limits.idle)
 

@@ -286,14 +286,20 @@ class Worker:
             with suppress(OSError):
                 self._queue.write(study, replace(state, attempts=state.attempts - 1))
 
-    def step(self) -> None:
+    def step(self, sign: Callable[[], None] = lambda: None) -> None:
         """Begin the studies that are whole; to be called again and again.
+
+        Parameters
+        ----------
+        sign : callable
+            Is called before each study that is looked at, as a sign of life.
 
         Raises
         ------
         ScanError
             If no study can be worked on, such as without room on the disk.
         """
+        sign()
         for lane in self._lanes.values():
             lane.check()
         with disk_errors_as_scan_errors():
@@ -303,6 +309,7 @@ class Worker:
             self.waiting.look()
             self._suspect_waits = False
             for study, waiting in self.waiting.in_order():
+                sign()
                 with self._lock:
                     alone = any(w.state.attempts >= SUSPECT for w in self._in_work.values())
                     if alone or self._suspect_waits or len(self._in_work) >= MAX_IN_WORK:
