@@ -394,7 +394,7 @@ class _Delivery:
             rest = self._find(peer, overdue)
             lines = [line for line in lines if line not in overdue or line in rest]
         for line in [line for line in lines if line in overdue]:
-            if time.time() - line.added > self.target.give_up:
+            if line.awaited >= self.target.give_up:
                 lines = [each for each in lines if each is not line]
                 if commitment == "yes":
                     _give_up(self._outbox, line, "stored, but no report of commitment came")
@@ -426,10 +426,13 @@ class _Delivery:
         make = self._make_committer
         with nullcontext(peer) if make is None else make() as committer:
             committer.request_commitment(transaction, [reference_of(line) for line in lines])
-            due = time.time() + self.target.report_within
+            within = self.target.report_within
+            due = time.time() + within
             for line in lines:
                 reason = "stored; its report of commitment has not come"
-                self._outbox.update(replace(line, state="asked", due=due, reason=reason))
+                awaited = line.awaited + max(within, SAME_ASSOCIATION_S)
+                asked = replace(line, state="asked", due=due, reason=reason, awaited=awaited)
+                self._outbox.update(asked)
             until = time.monotonic() + SAME_ASSOCIATION_S
             while time.monotonic() < until and not self._outbox.has_report(transaction):
                 if self._end.wait(0.05):

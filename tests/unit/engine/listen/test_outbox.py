@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +17,7 @@ import pytest
 from pydicom.uid import generate_uid
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.listen import delivery
 from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder, outbox_state
 from scanloom.engine.listen.site import Target
@@ -24,6 +28,7 @@ from scanloom.io.network.commitment import Report
 from support.targets import sign, target_keys, write_case
 
 pytest.importorskip("pynetdicom")
+from scanloom.io.network.peer import NotOfferedError
 
 
 @pytest.fixture
@@ -129,6 +134,47 @@ def test_nothing_waits_for_a_clock_that_was_put_back(
     _look(outbox, [idle])  # type: ignore[list-item]
 
     assert begun == (lines if begins else [])
+
+
+@pytest.mark.parametrize(("commitment", "end"), [("yes", "failed"), ("auto", "delivered")])
+def test_a_clock_that_was_put_forward_ends_no_wait_for_a_report(
+    commitment: str, end: str, outbox: Outbox, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A month at once, after the first of two requests that `give_up` leaves time for."""
+    page = target_keys(104, commitment=commitment, report_within=1800, give_up=3600)
+    target, peer = Target.model_validate(page), SimpleNamespace(asked=0)
+
+    def request_commitment(transaction: str, references: object) -> None:
+        peer.asked += 1
+
+    def find(reference: object) -> bool:
+        raise NotOfferedError("no queries")
+
+    peer.request_commitment, peer.find = request_commitment, find
+    monkeypatch.setattr(delivery, "SAME_ASSOCIATION_S", 0)
+    outbox.add(case, target.name)
+    month = 30 * 86400.0
+    for n in range(3):  # each time another process
+        now = time.time() + month
+        monkeypatch.setattr(time, "time", partial(float, now))
+        lines = [line for line in again(outbox).open_lines() if line.due < now]
+        sending = delivery._Delivery(outbox, target, list, None, threading.Event())  # type: ignore
+        sending._confirm(peer, lines)  # type: ignore[arg-type]
+        assert peer.asked == min(n + 1, 2)
+
+    ended = {line.state for line in (*outbox.failed_lines(), *outbox.delivered_lines())}
+    assert ended == {end}
+    assert not outbox.open_lines()
+
+
+def test_a_line_of_an_earlier_version_is_read(outbox: Outbox, case: Path) -> None:
+    lines = outbox.add(case, "pacs")
+    for path in (outbox.folder / "waiting").iterdir():
+        content = json.loads(path.read_text())
+        del content["awaited"]
+        path.write_text(json.dumps(content))
+
+    assert again(outbox).open_lines() == lines
 
 
 def test_a_line_is_on_the_disk_before_add_returns(
