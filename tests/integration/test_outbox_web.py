@@ -243,9 +243,9 @@ def test_objects_of_a_case_are_delivered(
 # --- what the page names has to be there ---------------------------------------------------------
 
 
-def send(tmp_path: Path, credentials: dict[str, str] | None = None) -> tuple[int, str]:
+def send(tmp_path: Path, credentials: dict[str, str] | None = None, **keys: str) -> tuple[int, str]:
     write_case(tmp_path / "out", "caseone", {"segmentation": SEG})
-    keys = {"name": "web", "url": "http://127.0.0.1:1/web"}
+    keys = {"name": "web", "url": "http://127.0.0.1:1/web"} | keys
     site_of(tmp_path, [keys | ({"credentials": credentials} if credentials else {})])
     page = tmp_path / "site.yaml"
     ended = scanloom("send", tmp_path / "out", "--to", "web", "--site", page, "--wait", "1")
@@ -281,6 +281,12 @@ def test_credentials_of_a_file(
     assert code == 1
     assert message in err
     assert "u:p" not in err
+
+
+def test_authorities_that_cannot_be_read(tmp_path: Path) -> None:
+    code, err = send(tmp_path, authorities="nope.pem")
+    assert code == 1
+    assert "a certificate of a peer, or its key, can't be read (FileNotFoundError)" in err
 
 
 def test_credentials_of_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,18 +197,24 @@ class ListenPart:
         if time.monotonic() - self._began > STEADY_S:
             self._pause = FIRST_PAUSE_S
         self._due = time.monotonic() + self._pause
-        if self.is_ending and not code:
+        if self._is_hopeless or (self.is_ending and not code):
             return
         why = f"exit code {code}" if self.error is None else str(self.error)
         LOG.error("the %s ended: %s; started again in %.0f s", self.role, why, self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether it was never ready, for a reason that stays."""
+        error = self.error if self.ready is None else None
+        return error is not None and error.reason is not Reason.CLUSTER
 
     def check_start(self) -> None:
         """Raise why the process was never ready: a mistake of the site, or another `listen`."""
         if self.runs or self.ready is not None:
             return
         error = self.error
-        if error is not None and error.reason is not Reason.CLUSTER:
+        if error is not None and self._is_hopeless:
             raise error
         if self._ends == MAX_FIRST_STARTS:  # otherwise something from outside may have ended it
             detail = f"the {self.role} ended {self._ends} times before it was ready"
@@ -339,14 +345,14 @@ class _Lines(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor, self._signed = descriptor, 0.0
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
         os.set_blocking(descriptor, False)
 
     def say(self, document: dict[str, Any]) -> None:
         """Write a document, unless the keeper reads nothing."""
         with suppress(OSError):  # the keeper has died, and this process will
-            if self._poll.poll(KEEPER_S * 1000):
+            poll = select.poll()  # one of each thread
+            poll.register(self._descriptor, select.POLLOUT)
+            if poll.poll(KEEPER_S * 1000):
                 os.write(self._descriptor, json.dumps(document).encode() + b"\n")
 
     def sign(self) -> None:
@@ -423,6 +429,7 @@ def _show(setup: Setup, lines: _Lines) -> None:
     os.set_blocking(0, False)
     with disk_errors_as_scan_errors(), end_requested() as requested:
         page = ListenPage(setup.site, setup.spool, setup.out, load_key_of(setup.out, setup.key))
+        page.write()  # a mistake in `metrics` is told at the start
         lines.say({"ready": {}})
         states, due = dict[str, str](), time.monotonic() + PAGE_PAUSE_S
         while not requested.wait(max(0.0, min(SIGN_S, due - time.monotonic()))):

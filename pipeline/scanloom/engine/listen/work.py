@@ -21,7 +21,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from scanloom.core import Case, CaseRecord, Flag, Reason, ScanError, counted, printable
+from scanloom.core import (
+    Case,
+    CaseRecord,
+    Flag,
+    Reason,
+    ScanError,
+    counted,
+    did_you_mean,
+    printable,
+)
+from scanloom.core.paths import shipped_workflows
 from scanloom.engine import run_files
 from scanloom.engine.listen.nodes import check_installed, make_finder
 from scanloom.engine.listen.outbox import NOT_SENT
@@ -88,10 +98,14 @@ def read_requests(site: Site) -> dict[str, Request]:
     Raises
     ------
     ScanError
-        WORKFLOW, or why a model can't be used; with the path of the workflow.
+        SITE if there is no such workflow; WORKFLOW, or why a model can't be used; with its path.
     """
     requests = {}
     for path in dict.fromkeys(rule.workflow for rule in site.rules):
+        if not Path(path).exists():
+            name = Path(path).name
+            known = did_you_mean(name, list(shipped_workflows()))
+            raise ScanError(Reason.SITE, f"`workflow` of a rule: no file {name!r}; {known}", path)
         try:
             request = Request.of(read_workflow(Path(path)))
             check_channels(request.workflow, request.cards)

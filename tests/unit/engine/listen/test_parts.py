@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import selectors
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Iterator[ListenPart]:
     with selectors.DefaultSelector() as selector:
         part = ListenPart(parts.WORKER, SETUP, selector)
         yield part
-        assert part.runs, "it was killed"
         part.signal(9)
         while part.runs:
             part.read()
@@ -62,6 +63,7 @@ def test_a_process_that_is_silent_is_told_once(
     with caplog.at_level(logging.WARNING):
         hear(part, alive=True)
     assert part.state == ""
+    assert part.runs
     assert caplog.messages[1:] == ["the worker gives signs of life again"]
 
 
@@ -72,6 +74,21 @@ def test_one_that_loads_its_networks_is_not_silent(
 
     assert part.state == "starts"
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(("was_ready", "again"), [(False, False), (True, True)])
+def test_only_what_is_started_again_is_said_to_be(
+    was_ready: bool, again: bool, part: ListenPart, caplog: pytest.LogCaptureFixture
+) -> None:
+    if was_ready:
+        hear(part, ready={})
+    hear(part, failed=["DISK_FULL", "no room", ""])
+    part.signal(9)
+    while part.runs:
+        part.read()
+
+    assert part.state == "ended (DISK_FULL); it starts again"
+    assert any("started again" in message for message in caplog.messages) == again
 
 
 def test_one_that_reads_nothing_holds_up_nobody(part: ListenPart) -> None:
@@ -96,6 +113,19 @@ def test_a_keeper_that_reads_nothing_holds_up_no_part(monkeypatch: pytest.Monkey
 
     assert {len(json.loads(line)["text"]) for line in said} == {100}
     assert signs == [b'{"alive": true}']
+
+
+def test_two_threads_say_something_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper reads nothing, so that both wait."""
+    monkeypatch.setattr(parts, "KEEPER_S", 0.2)
+    read, write = os.pipe()
+    lines = parts._Lines(write)
+    while select.select([], [write], [], 0)[1]:
+        os.write(write, b"x" * 4096)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lines.say, [{}, {}]))
+    os.close(read)
+    os.close(write)
 
 
 def test_the_page_knows_what_it_was_told_last(tmp_path: Path) -> None:

@@ -46,6 +46,13 @@ def worker_of(tmp_path: Path, page: dict[str, Any], published: Any = pytest.fail
     return work.Worker(site, tmp_path / "spool", out, None, published, pytest.fail)
 
 
+def test_a_workflow_that_does_not_exist_is_a_mistake_of_the_page(tmp_path: Path) -> None:
+    page = {"peers": [{"title": "PACS"}], "rules": [{"workflow": "ct_tissu"}]}
+    with pytest.raises(ScanError, match="did you mean ct_tissue") as refused:
+        worker_of(tmp_path, page)
+    assert refused.value.reason is Reason.SITE
+
+
 @pytest.mark.parametrize("reason", [Reason.RESULT_DAMAGED, Reason.UNREADABLE])
 def test_a_result_that_was_changed_fails_its_study_and_no_other(
     reason: Reason, tmp_path: Path, page: dict[str, Any]
