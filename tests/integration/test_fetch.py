@@ -157,7 +157,7 @@ def test_tls_takes_the_authority_of_the_page_only(files: list[Path], tmp_path: P
 
     assert right.code == 0, right.err
     assert (wrong.code, plain.code) == (65, 65)
-    assert "it can't be reached, or TLS failed (SOURCE_AWAY)" in wrong.err
+    assert "TLS failed: self-signed certificate (SOURCE_AWAY)" in wrong.err
     assert same_data(files, kept(tmp_path / "out"))
     assert series.instances == 5
 

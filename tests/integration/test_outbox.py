@@ -386,7 +386,7 @@ def test_tls(case: Path, tmp_path: Path) -> None:
             while not outbox.trouble("wrong").tries and time.monotonic() < deadline:
                 time.sleep(0.05)
         assert target.has(case)
-    assert outbox.trouble("wrong").reason == "it can't be reached, or TLS failed"
+    assert outbox.trouble("wrong").reason == "TLS failed: self-signed certificate"
 
 
 # --- what is sent --------------------------------------------------------------------------------

@@ -200,7 +200,8 @@ class ListenPart:
         if self._is_hopeless or (self.is_ending and not code):
             return
         why = f"exit code {code}" if self.error is None else str(self.error)
-        LOG.error("the %s ended: %s; started again in %.0f s", self.role, why, self._pause)
+        again = "" if self.is_ending else f"; started again in {self._pause:.0f} s"
+        LOG.error("the %s ended: %s%s", self.role, why, again)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
     @property

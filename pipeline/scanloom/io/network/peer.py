@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 from pydicom import Dataset
 from pydicom.uid import UID
@@ -140,6 +140,42 @@ def client_tls(
     return context
 
 
+def tls_failure(error: BaseException | None) -> str:
+    """Return why TLS failed, in OpenSSL's words, by an error or what led to it; or ""."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        if isinstance(error, ssl.SSLError) and error.reason:
+            return error.reason.lower().replace("_", " ")
+        error = error.__context__
+    return ""
+
+
+class _Tls:
+    """Stands for a context of one connection, and knows why its handshake failed.
+
+    pynetdicom only tells that there is no connection.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context, self.failure = context, ""
+
+    def wrap_socket(self, connection: socket.socket, **options: Any) -> ssl.SSLSocket:
+        """Return a connection with TLS, which is negotiated once it is connected."""
+        wrapped: Any = self._context.wrap_socket(connection, **options)
+        negotiate = wrapped.do_handshake
+
+        def do_handshake(*arguments: bool) -> None:
+            try:
+                negotiate(*arguments)
+            except OSError as exc:
+                self.failure = tls_failure(exc) or type(exc).__name__
+                raise
+
+        wrapped.do_handshake = do_handshake
+        return cast("ssl.SSLSocket", wrapped)
+
+
 class DicomConnection:
     """An association with a peer; a context manager, which raises UnreachableError.
 
@@ -196,7 +232,8 @@ class DicomConnection:
 
     def __enter__(self) -> Self:
         address = self._address
-        tls = None if address.tls is None else (address.tls, address.host or address.address)
+        context = None if address.tls is None else _Tls(address.tls)
+        tls: Any = None if context is None else (context, address.host or address.address)
         with deadline(2 * address.patience + GRACE_S, self.cut):
             try:
                 made = self._entity.associate(
@@ -214,8 +251,9 @@ class DicomConnection:
             return self
         if not self._opened:
             gc.collect()  # pynetdicom leaves sockets of failed connections open, in cycles
-            also = "" if tls is None else ", or TLS failed"
-            raise UnreachableError(f"it can't be reached{also}")
+            if context is not None and context.failure:
+                raise UnreachableError(f"TLS failed: {context.failure}")
+            raise UnreachableError("it can't be reached")
         if not made.is_rejected:
             raise UnreachableError("it answers no request for an association")
         answer: Any = made.acceptor.primitive
@@ -435,7 +473,8 @@ class WebConnection:
         except requests.TooManyRedirects as exc:
             raise UnreachableError("it redirects to another address") from exc
         except requests.exceptions.SSLError as exc:
-            raise UnreachableError("TLS failed: its certificate, or its authority") from exc
+            why = tls_failure(exc) or "its certificate, or its authority"
+            raise UnreachableError(f"TLS failed: {why}") from exc
         except requests.exceptions.ChunkedEncodingError as exc:
             raise UnreachableError("its answer was cut short") from exc
         except requests.Timeout as exc:

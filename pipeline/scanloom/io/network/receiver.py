@@ -38,7 +38,7 @@ from pynetdicom.transport import AddressInformation, AssociationSocket
 from scanloom.core import Reason, ScanError, printable
 from scanloom.io.network.commitment import COMMITMENT, NOT_AUTHORIZED, Report, take_report
 from scanloom.io.network.data_sets import DataSets, Store, configure_pynetdicom
-from scanloom.io.network.peer import VERIFICATION
+from scanloom.io.network.peer import VERIFICATION, tls_failure
 
 LOG = logging.getLogger(__name__)
 
@@ -343,7 +343,8 @@ class _Association(Association):
             self.connection.settimeout(options.idle)
             super().run_reactor()
         except OSError as exc:  # ssl.SSLError is one
-            LOG.warning("a connection from %s failed (%s)", self.address, type(exc).__name__)
+            why = tls_failure(exc) or type(exc).__name__
+            LOG.warning("a connection from %s failed (%s)", self.address, why)
         finally:
             self.dul.kill_dul()
             self.cut_off()

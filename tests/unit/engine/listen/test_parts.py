@@ -76,10 +76,18 @@ def test_one_that_loads_its_networks_is_not_silent(
     assert not caplog.messages
 
 
-@pytest.mark.parametrize(("was_ready", "again"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("was_ready", "is_ending", "again"),
+    [(False, False, False), (True, False, True), (True, True, False)],
+)
 def test_only_what_is_started_again_is_said_to_be(
-    was_ready: bool, again: bool, part: ListenPart, caplog: pytest.LogCaptureFixture
+    was_ready: bool,
+    is_ending: bool,
+    again: bool,
+    part: ListenPart,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    part.is_ending = is_ending
     if was_ready:
         hear(part, ready={})
     hear(part, failed=["DISK_FULL", "no room", ""])
