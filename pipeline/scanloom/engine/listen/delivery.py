@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -517,7 +518,7 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     """Remove from a spool the studies whose results were delivered some time ago.
 
     A study stays if one of its newest results waits or was given up, while one of its scans is
-    worked on or is to be tried again, if an object came since its scans were read, and while
+    worked on or is to be tried again, if an object came that the worker has not seen, and while
     anything is received.
 
     Parameters
@@ -565,8 +566,10 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
             state.outcome == "begun" or state.images != survey(folder).digest
         ):
             continue
+        if state is not None:  # the worker has seen what came until then: our own SEG, or the like
+            read = max(read, math.nextafter(state.seen, math.inf))
         if remove_study(spool, folder.name, read, QUIET_S):
             removed += 1
             if state is not None and queue.read(folder.name) == state:
-                queue.write(folder.name, replace(state, outcome="cleared"))
+                queue.write(folder.name, replace(state, outcome="cleared", cleared=True))
     return removed

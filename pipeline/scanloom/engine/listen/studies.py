@@ -143,6 +143,8 @@ class StudyState:
         How often work on these images began.
     rules : str
         Digest of the site's rules, for "no rule".
+    cleared : bool
+        Whether a part of the study was ever removed from the spool.
     """
 
     images: str
@@ -152,6 +154,7 @@ class StudyState:
     workflow: str = ""
     attempts: int = 1
     rules: str = ""
+    cleared: bool = False
 
     def is_over(self, rules: str) -> bool:
         """Return whether these images need no work, with the rules of a digest."""

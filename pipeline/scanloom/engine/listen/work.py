@@ -39,6 +39,7 @@ from scanloom.engine.listen.site import Ask, Rule, Site
 from scanloom.engine.listen.spool import last_arrival
 from scanloom.engine.listen.studies import (
     Images,
+    Outcome,
     Queue,
     StudyState,
     Waiting,
@@ -352,8 +353,9 @@ class Worker:
             waiting.seen = last_arrival(self.waiting.folder(study))
             images = waiting.images = survey(self.waiting.folder(study))
         state = self._queue.read(study)
+        was_cleared = state is not None and state.cleared
         if not images.digest:
-            self._leave(study, StudyState("", waiting.seen, "no image"))
+            self._leave(study, StudyState("", waiting.seen, "no image", cleared=was_cleared))
         elif state is not None and state.images == images.digest and state.is_over(self._rules):
             self._leave(study, replace(state, seen=waiting.seen))  # what came is no image
         elif not is_quiet:
@@ -436,18 +438,22 @@ class Worker:
         label, before, attempts = study_id(study, self._key)[:8], self._queue.read(study), 1
         if before is not None and before.images == images.digest and before.outcome == "begun":
             attempts = before.attempts + 1
+        was_cleared = before is not None and before.cleared
         if attempts >= SUSPECT and self._in_work:
             self._suspect_waits = True  # alone, when those in work have ended
             return
         if attempts > MAX_ATTEMPTS:
             LOG.error("study %s: no process survived it %d times", label, MAX_ATTEMPTS)
             code = Reason.WORKER_LOST.code
-            self._leave(study, StudyState(images.digest, waiting.seen, "failed", code))
+            lost = StudyState(images.digest, waiting.seen, "failed", code, cleared=was_cleared)
+            self._leave(study, lost)
             return
-        state = StudyState(images.digest, waiting.seen, "begun", attempts=attempts)
+        state = StudyState(
+            images.digest, waiting.seen, "begun", attempts=attempts, cleared=was_cleared
+        )
         self._queue.write(study, state)
         self._begun[study] = state
-        if before is not None and before.outcome == "cleared" and not self._asks(images):
+        if was_cleared and not self._asks(images):
             short = None  # the rest of it may be what was removed
         count = counted(sum(images.counts.values()), "image")
         received = f"{count} from {_titles(images.senders)}"
@@ -465,8 +471,13 @@ class Worker:
         except ScanError as error:
             if error.reason.subject == "run":  # every other study would end so
                 raise
-            LOG.warning("study %s: failed (%s): %s", label, error.code, error.detail)
-            self._leave(study, replace(state, outcome="failed", reason=error.code))
+            pause = _pause_after(attempts) if error.reason.retry else None
+            outcome: Outcome = "failed" if pause is None else "begun"
+            detail = f"{error.detail}{_later(pause)}"
+            LOG.warning("study %s: failed (%s): %s", label, error.code, detail)
+            self._leave(study, replace(state, outcome=outcome, reason=error.code))
+            if pause is not None:
+                self.waiting.again(study, pause)
             return
         flagged = (Flag.MAYBE_INCOMPLETE,)
         pending = [
@@ -555,23 +566,24 @@ class Worker:
         """Take a study off the queue: each of its cases has a result or a reason."""
         work.lane.steps.leave(work.index, work.cases)
         reason = next(iter(work.failed.values()), None)
-        pauses = RETRY_PAUSES_S[work.state.attempts - 1 :]
-        again = bool(pauses) and any(reason.retry for reason in work.failed.values())
+        pause = None
+        if any(reason.retry for reason in work.failed.values()):
+            pause = _pause_after(work.state.attempts)
         state = replace(
             work.state,
-            outcome="begun" if again else "done" if reason is None else "failed",
+            outcome="begun" if pause is not None else "done" if reason is None else "failed",
             reason="" if reason is None else reason.code,
             workflow=work.rule.workflow,
         )
         self._queue.write(work.study, state)
         ended = "done" if reason is None else f"failed ({reason.code})"
-        later = f", tried again in {pauses[0]:.0f} s" if again else ""
-        LOG.info("study %s: %s in %.1f s%s", work.label, ended, _since(work.began), later)
+        took = f"in {_since(work.began):.1f} s{_later(pause)}"
+        LOG.info("study %s: %s %s", work.label, ended, took)
         with self._lock:
             del self._in_work[work.study], self._begun[work.study]
             self._tables_due = True
-            if again:
-                self._again.append((work.study, pauses[0]))
+            if pause is not None:
+                self._again.append((work.study, pause))
 
     # --- tables -----------------------------------------------------------------------------------
 
@@ -595,6 +607,15 @@ class Worker:
         self._tables_due, self._tables_began = False, time.monotonic()
         self._tables = self._start_tables([lane.steps.name for lane in self._lanes.values()])
         return self._tables
+
+
+def _pause_after(attempts: int) -> float | None:
+    """Return the pause before the next attempt; None if there is none."""
+    return next(iter(RETRY_PAUSES_S[attempts - 1 :]), None)
+
+
+def _later(pause: float | None) -> str:
+    return "" if pause is None else f", tried again in {pause:.0f} s"
 
 
 def _since(moment: float) -> float:

@@ -21,7 +21,7 @@ from scanloom.engine.listen import delivery
 from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder, outbox_state
 from scanloom.engine.listen.site import Target
-from scanloom.engine.listen.spool import Spool
+from scanloom.engine.listen.spool import Spool, last_arrival
 from scanloom.engine.listen.studies import Queue, StudyState, survey
 from scanloom.engine.results import verify
 from scanloom.io.network.commitment import Report
@@ -451,6 +451,24 @@ def test_a_line_that_was_sent_by_hand_delays_nothing(
     deliver_all(outbox, outbox.add(case, "pacs", begun=now - 30), now - 1)
     assert clear_delivered(spool, outbox, 0) == 1
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_our_own_results_that_come_back_keep_no_study(
+    seen: bool, tmp_path: Path, outbox: Outbox, spool: Path
+) -> None:
+    """A PACS that routes a SEG to us: the worker looks at it, and leaves the study as it was."""
+    now, study = time.time(), str(generate_uid())
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder = received(spool, study, now - 3 * DAY)
+    deliver_all(outbox, outbox.add(case, "pacs", begun=now - 2 * DAY), now - 1.5 * DAY)
+    (folder / "1.2").mkdir()
+    os.utime(folder / "1.2", (now - DAY, now - DAY))
+    images = survey(folder).digest
+    moment = last_arrival(folder) if seen else now - 3 * DAY
+    Queue(spool).write(study, StudyState(images, moment, "done"))
+
+    assert clear_delivered(spool, outbox, 0.5 * DAY) == seen
 
 
 def test_what_a_kill_left_is_cleared(tmp_path: Path, outbox: Outbox, spool: Path) -> None:
