@@ -197,7 +197,7 @@ class ListenPart:
         if time.monotonic() - self._began > STEADY_S:
             self._pause = FIRST_PAUSE_S
         self._due = time.monotonic() + self._pause
-        if self._is_hopeless or (self.is_ending and not code):
+        if self._is_hopeless or (self.is_ending and code in (0, -signal.SIGTERM)):
             return
         why = f"exit code {code}" if self.error is None else str(self.error)
         again = "" if self.is_ending else f"; started again in {self._pause:.0f} s"
