@@ -136,6 +136,7 @@ def test_the_bytes_of_the_file_are_sent_with_credentials(server: Server, file: P
         ((401, {}), UnreachableError, "does not take our credentials", None),
         ((404, {}), UnreachableError, "takes no objects at this address", None),
         ((503, {}), UnreachableError, "too much to do", None),
+        ((409, items(FAILED, reason=0xA700)), RefusedError, "no room (reason A700)", False),
         ((200, "[not a data set"), RefusedError, "can't be read", False),
         ((200, "endless" * 1000), RefusedError, "its answer has no end", False),
     ],
@@ -155,6 +156,7 @@ def test_answers_to_an_object(
         peer.store(REFERENCE, file)
     assert reason in refused.value.reason
     assert getattr(refused.value, "final", None) is final
+    assert refused.value.busy == (("no room" in reason) or ("too much" in reason))
     assert "PATIENT" not in refused.value.reason
 
 

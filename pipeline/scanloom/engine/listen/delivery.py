@@ -179,6 +179,7 @@ def _is_due(due: float, now: float, target: Target) -> bool:
 def _take_reports(outbox: Outbox, targets: dict[str, Target], busy: Container[str]) -> None:
     """Let the lines know what was reported; those of busy targets later."""
     from scanloom.io.network.commitment import FAILURES
+    from scanloom.io.network.peer import is_busy
 
     for name, ids, report, path in outbox.reports():
         if name in busy or name not in targets:
@@ -191,7 +192,8 @@ def _take_reports(outbox: Outbox, targets: dict[str, Target], busy: Container[st
             elif line.instance in report.failed:
                 number = report.failed[line.instance]
                 cause = f"not committed: {FAILURES.get(number, 'no reason given')} ({number:04X})"
-                _refuse(outbox, targets[name], replace(line, state="waiting"), cause)
+                again = replace(line, state="waiting")
+                _refuse(outbox, targets[name], again, cause, busy=is_busy(number))
         path.unlink(missing_ok=True)
 
 
@@ -202,15 +204,29 @@ def _deliver_line(outbox: Outbox, line: Line, proof: Proof) -> None:
 
 
 def _refuse(
-    outbox: Outbox, target: Target, line: Line, reason: str, *, final: bool = False
+    outbox: Outbox,
+    target: Target,
+    line: Line,
+    reason: str,
+    *,
+    final: bool = False,
+    busy: bool = False,
 ) -> None:
-    """Let a line wait after a refusal of its object, or give it up."""
-    refusals = line.refusals + 1
-    if final or refusals >= MAX_REFUSALS:
-        _give_up(outbox, replace(line, refusals=refusals), reason)
+    """Let a line wait after a refusal of its object, or give it up.
+
+    One for which the target has no room is refused as often as `give_up` leaves time for.
+    """
+    if busy:
+        wait = min(max(target.retry, line.awaited), max(MAX_WAIT_S, target.retry))
+        is_over = line.awaited >= target.give_up
+        line = replace(line, awaited=line.awaited + wait)
+    else:
+        line = replace(line, refusals=line.refusals + 1)
+        wait, is_over = _wait(target, line.refusals), line.refusals >= MAX_REFUSALS
+    if final or is_over:
+        _give_up(outbox, line, reason)
         return
-    due = time.time() + _wait(target, refusals)
-    outbox.update(replace(line, refusals=refusals, due=due, reason=reason))
+    outbox.update(replace(line, due=time.time() + wait, reason=reason))
     LOG.warning("%s: %s: %s", line.target, _subject(line), reason)
 
 
@@ -305,25 +321,26 @@ class _Delivery:
         UnreachableError
             If the target takes nothing.
         """
-        from scanloom.io.network.peer import UnreachableError
+        from scanloom.io.network.peer import PeerError, UnreachableError
 
         to_send = deque(line for line in lines if line.state == "waiting")
         to_confirm = [line for line in lines if line.state != "waiting"]
-        lost: tuple[Line, str] | None = None
+        lost: tuple[Line, PeerError] | None = None
         while to_send or to_confirm or lost:
             self._peer = self._make([reference_of(x) for x in (*to_send, *to_confirm)])
             with self._peer as peer:
                 if lost is not None:
                     # It takes an association, and answers: so the object is to blame
                     peer.echo()
-                    _refuse(self._outbox, self.target, *lost)
+                    line, error = lost
+                    _refuse(self._outbox, self.target, line, error.reason, busy=error.busy)
                     lost = None
                 while to_send and not self._end.is_set():
                     line = to_send.popleft()
                     try:
                         sent = self._send(peer, line)
                     except UnreachableError as exc:
-                        lost = line, exc.reason
+                        lost = line, exc
                         break
                     to_confirm += [sent] if sent is not None else []
                 if self._end.is_set():
@@ -351,7 +368,8 @@ class _Delivery:
             return None
         except RefusedError as exc:
             if not self._is_there(peer, line):
-                _refuse(self._outbox, self.target, line, exc.reason, final=exc.final)
+                how = {"final": exc.final, "busy": exc.busy}
+                _refuse(self._outbox, self.target, line, exc.reason, **how)
                 return None
         return self._outbox.update(replace(line, state="sent", reason=""))
 
@@ -407,7 +425,7 @@ class _Delivery:
             except (NotOfferedError, RefusedError) as exc:
                 if commitment == "yes":
                     for line in lines:
-                        _refuse(self._outbox, self.target, line, exc.reason)
+                        _refuse(self._outbox, self.target, line, exc.reason, busy=exc.busy)
                     return
             except UnreachableError as exc:  # as Orthanc does if it does not know our title
                 if commitment == "yes":
@@ -454,7 +472,8 @@ class _Delivery:
                 unanswered.append(line)
                 continue
             except RefusedError as exc:
-                reason = exc.reason
+                _refuse(self._outbox, self.target, line, exc.reason, busy=exc.busy)
+                continue
             # It may be slow to list what it has: sent again after the second question
             state: State = "waiting" if line.refusals % 2 else "sent"
             _refuse(self._outbox, self.target, replace(line, state=state), reason)

@@ -97,8 +97,8 @@ class Line:
     ended : float
         When it was delivered or given up.
     awaited : float
-        Seconds for which reports of its commitment did not come. They are counted, since a clock
-        may be put forward.
+        Seconds that it waited for reports of commitment, or for room at the target. They are
+        counted, since a clock may be put forward.
     """
 
     target: str

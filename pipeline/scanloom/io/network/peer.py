@@ -64,11 +64,19 @@ _BUSY = frozenset({408, 425, 429, 502, 503, 504, 507})
 
 
 class PeerError(Exception):
-    """A peer did not do what it was asked for; `reason` is a phrase of our own."""
+    """A peer did not do what it was asked for.
 
-    def __init__(self, reason: str) -> None:
+    Parameters
+    ----------
+    reason : str
+        A phrase of our own.
+    busy : bool
+        Whether it has no room, or too much to do: the object is not to blame.
+    """
+
+    def __init__(self, reason: str, *, busy: bool = False) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.busy = reason, busy
 
 
 class UnreachableError(PeerError):
@@ -78,13 +86,26 @@ class UnreachableError(PeerError):
 class RefusedError(PeerError):
     """It refuses one object; `final` if another attempt won't change that."""
 
-    def __init__(self, reason: str, *, final: bool = False) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, *, final: bool = False, busy: bool = False) -> None:
+        super().__init__(reason, busy=busy)
         self.final = final
 
 
 class NotOfferedError(PeerError):
     """It does not offer a service."""
+
+
+def is_busy(number: int) -> bool:
+    """Return whether a status or reason says that the peer has no room (PS3.4 B.2.3, C.14.1.1)."""
+    return number == 0x0213 or number >> 8 == 0xA7
+
+
+def refusal(cause: str | None, kind: Literal["status", "reason"], number: int) -> RefusedError:
+    """Return the error of a number by which a peer refuses an object."""
+    busy = is_busy(number)
+    cause = cause or ("it has no room" if busy else "it refuses the object")
+    final = number in FINAL or number >> 8 == 0xA9
+    return RefusedError(f"{cause} ({kind} {number:04X})", final=final, busy=busy)
 
 
 # --- DICOM ----------------------------------------------------------------------------------------
@@ -490,7 +511,7 @@ def _http_error(status: int, response: Any, service: str) -> PeerError:
     if status in (401, 403):
         return UnreachableError(f"it does not take our credentials (HTTP {status})")
     if status in _BUSY:
-        return UnreachableError(f"it has too much to do, or is away (HTTP {status})")
+        return UnreachableError(f"it has too much to do, or is away (HTTP {status})", busy=True)
     if service == "query":
         return NotOfferedError(f"it offers no queries (HTTP {status})")
     if service == "retrieve":
@@ -500,8 +521,7 @@ def _http_error(status: int, response: Any, service: str) -> PeerError:
     with suppress(Exception):  # the reason in its answer, if there is one
         answer = Dataset.from_json(response.json())
         reason = int(answer.FailedSOPSequence[0].FailureReason)
-        cause = FAILURES.get(reason, "it refuses the object")
-        return RefusedError(f"{cause} (reason {reason:04X})", final=reason in FINAL)
+        return refusal(FAILURES.get(reason), "reason", reason)
     return RefusedError(f"it refuses the object (HTTP {status})", final=status in (413, 415))
 
 

@@ -167,6 +167,25 @@ def test_a_clock_that_was_put_forward_ends_no_wait_for_a_report(
     assert not outbox.open_lines()
 
 
+def test_a_target_without_room_is_tried_for_as_long_as_one_that_is_away(
+    outbox: Outbox, case: Path
+) -> None:
+    """A PACS whose disk was full for an hour: each result was refused five times in 15 minutes."""
+    page = target_keys(104, retry=60, give_up=72 * 3600)
+    target, [line, *_] = Target.model_validate(page), outbox.add(case, "pacs")
+    waits = list[float]()
+    while (now := outbox.current(line)) is not None and now.is_open:
+        began = time.time()
+        delivery._refuse(outbox, target, now, "it has no room (status A700)", busy=True)
+        waits.append((outbox.current(line) or line).due - began)
+
+    assert waits[:3] == pytest.approx([60, 60, 120], abs=1)
+    assert max(waits) <= 3601
+    assert sum(waits[:-1]) == pytest.approx(72 * 3600, abs=3700)
+    assert now is not None
+    assert (now.state, now.refusals) == ("failed", 0)
+
+
 def test_a_line_of_an_earlier_version_is_read(outbox: Outbox, case: Path) -> None:
     lines = outbox.add(case, "pacs")
     for path in (outbox.folder / "waiting").iterdir():
