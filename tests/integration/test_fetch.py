@@ -385,6 +385,21 @@ def test_a_source_that_is_away_is_not_tried_for_every_row(
     assert [row["detail"][:9] for row in rows_of(tmp_path)][3:] == ["not asked"] * 3
 
 
+@pytest.mark.thorough
+def test_a_source_that_answers_questions_only_is_not_tried_for_every_row(
+    files: list[Path], tmp_path: Path
+) -> None:
+    """Each row would take three times `patience`."""
+    with serving(files, silent_after=0) as archive:
+        table = write_table(tmp_path, *["A1", "A2"] * 3)
+        keys = {"retrieve": "get", "patience": 0.5, "retry": 0.1}
+        ended = fetch(tmp_path, archive, "--table", table, **keys)
+
+    assert ended.code == 1
+    assert [row["reason"] for row in rows_of(tmp_path)] == ["SOURCE_AWAY"] * 6
+    assert [row["detail"][:9] for row in rows_of(tmp_path)][3:] == ["not asked"] * 3
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
