@@ -214,7 +214,7 @@ class ListenPage:
                 ),
                 ("listen_results", "Objects of the outbox.", by_target),
                 ("listen_targets_in_trouble", "Targets that take nothing.", {"": len(troubles)}),
-                ("listen_part_up", "1 if a process runs and gives signs of life.", up),
+                ("listen_part_up", "1 if a process does its work.", up),
                 ("listen_free_bytes", "Free space at the spool.", {"": self._free}),
                 ("listen_reserve_bytes", "Space that is kept free.", {"": self._site.reserve}),
                 ("listen_written_timestamp_seconds", "When this was written.", {"": now}),

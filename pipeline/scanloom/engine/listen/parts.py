@@ -143,12 +143,12 @@ class ListenPart:
         self.error: ScanError | None = None
         self._pause, self._due, self._rest, self._ends = FIRST_PAUSE_S, 0.0, b"", 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._silent, self._is_up, self._ended_by = 0.0, False, ""
+        self._silent, self._is_up, self._ended_by, self._trouble = 0.0, False, "", ""
         self._start()
 
     def _start(self) -> None:
         self._began, self._rest, self.error = time.monotonic(), b"", None
-        self._silent, self._is_up = 0.0, False
+        self._silent, self._is_up, self._trouble = 0.0, False, ""
         self._messages, messages = os.pipe()
         try:
             self._process = start_part(self.role, self.setup, messages=messages)
@@ -177,8 +177,8 @@ class ListenPart:
         try:
             document = json.loads(line)
             if "alive" in document:
-                return
-            if "ready" in document:
+                self._trouble = str(document["alive"])
+            elif "ready" in document:
                 self.ready, self._is_up = dict(document["ready"]), True
             elif "failed" in document:
                 code, detail, private = map(str, document["failed"])
@@ -245,7 +245,7 @@ class ListenPart:
         if not self._is_up:
             return f"ended ({self._ended_by}); it starts again" if self._ended_by else "starts"
         if self._silent < SILENT_S:
-            return ""
+            return self._trouble
         return f"no sign of life for more than {SILENT_S / 60:.0f} minutes"
 
     def tell(self, document: Mapping[str, str]) -> None:
@@ -356,12 +356,12 @@ class _Lines(logging.Handler):
             if poll.poll(KEEPER_S * 1000):
                 os.write(self._descriptor, json.dumps(document).encode() + b"\n")
 
-    def sign(self) -> None:
-        """Write a sign of life, if the last one was some time ago."""
+    def sign(self, trouble: str = "") -> None:
+        """Write a sign of life, with what keeps it from its work, if the last was some time ago."""
         now = time.monotonic()
         if now - self._signed > SIGN_S:
             self._signed = now
-            self.say({"alive": True})
+            self.say({"alive": trouble})
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message of the log."""

@@ -39,7 +39,7 @@ def receive(
     site: Site,
     out: Path,
     tell: Callable[[str, int, Path], None],
-    sign: Callable[[], None] = lambda: None,
+    sign: Callable[[str], None] = lambda trouble: None,
 ) -> None:
     """Receive what the site's peers send, until SIGTERM or SIGINT.
 
@@ -52,7 +52,7 @@ def receive(
     tell : callable
         Receives address, port and spool once peers can connect.
     sign : callable
-        Is called each second, as a sign of life.
+        Is called each second, as a sign of life, with why nothing is received; "" if all is well.
 
     Raises
     ------
@@ -88,9 +88,17 @@ def receive(
                     spool.journal.sync()
                 if not receiver.is_alive:
                     raise ScanError(Reason.INTERNAL, "connections are accepted no more")
-                sign()
+                sign(_trouble(spool))
         finally:
             receiver.stop(site.limits.idle)
+
+
+def _trouble(spool: Spool) -> str:
+    """Return why a spool takes nothing; "" if it does."""
+    try:
+        return "" if spool.has_room() else "refuses all objects, since the disk has no room"
+    except OSError as exc:
+        return f"refuses all objects, since the disk can't be reached ({type(exc).__name__})"
 
 
 def receiver_options(site: Site, outbox: Outbox | None) -> ReceiverOptions:

@@ -17,6 +17,8 @@ import pytest
 
 from scanloom.engine.listen import parts
 from scanloom.engine.listen.parts import SILENT_S, ListenPart
+from scanloom.engine.listen.receive import _trouble
+from scanloom.engine.listen.spool import Spool
 
 SETUP: Any = None
 
@@ -48,7 +50,7 @@ def test_a_process_that_is_silent_is_told_once(
     hear(part, ready={})
     part.count_silence(SILENT_S - 1)
     assert part.state == ""
-    hear(part, alive=True)
+    hear(part, alive="")
     part.count_silence(SILENT_S - 1)
     assert part.state == ""
     assert not caplog.messages
@@ -61,10 +63,21 @@ def test_a_process_that_is_silent_is_told_once(
     assert "kill -9 " in message
 
     with caplog.at_level(logging.WARNING):
-        hear(part, alive=True)
+        hear(part, alive="")
     assert part.state == ""
     assert part.runs
     assert caplog.messages[1:] == ["the worker gives signs of life again"]
+
+
+def test_what_keeps_a_process_from_its_work_is_told(part: ListenPart, tmp_path: Path) -> None:
+    """The reserve is twice the largest study, of which the page knows nothing."""
+    hear(part, ready={})
+    with Spool(tmp_path / "spool", reserve=1 << 60) as full:
+        hear(part, alive=_trouble(full))
+    assert part.state == "refuses all objects, since the disk has no room"
+    with Spool(tmp_path / "spool") as spool:
+        hear(part, alive=_trouble(spool))
+    assert part.state == ""
 
 
 def test_one_that_loads_its_networks_is_not_silent(
@@ -120,7 +133,7 @@ def test_a_keeper_that_reads_nothing_holds_up_no_part(monkeypatch: pytest.Monkey
     os.close(write)
 
     assert {len(json.loads(line)["text"]) for line in said} == {100}
-    assert signs == [b'{"alive": true}']
+    assert signs == [b'{"alive": ""}']
 
 
 def test_two_threads_say_something_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
