@@ -81,6 +81,8 @@ SUSPECT, MAX_ATTEMPTS = 3, 8
 """Attempts that no process survived, after which a study is worked on alone, and not any more."""
 TABLES_PAUSE_S = 60.0
 """Longest time without tables while studies keep coming; ten times what they take if longer."""
+TABLES_LONG_S = 3600.0
+"""A process that writes tables for so long is named: it may be stopped, or hang."""
 _NO_STUDYS_FAULT = frozenset(
     {*(reason for reason in Reason if reason.subject == "run"), Reason.OUTPUT_UNWRITABLE}
 )
@@ -267,6 +269,7 @@ class Worker:
         self._tables: subprocess.Popen[bytes] | None = None
         self._tables_due = next(self._queue.states(), None) is not None
         self._tables_failed, self._tables_began, self._tables_pause = False, 0.0, 0.0
+        self._tables_late = False
         self._again: list[tuple[str, float]] = []
         self._suspect_waits = False
 
@@ -592,6 +595,10 @@ class Worker:
         now = time.monotonic()
         if self._tables is not None:
             if self._tables.poll() is None:
+                if now - self._tables_began > TABLES_LONG_S and not self._tables_late:
+                    self._tables_late = True
+                    number = self._tables.pid
+                    LOG.warning("tables are not written for an hour: kill -9 %d ends it", number)
                 return
             self._tables_failed = self._tables.returncode != 0
             if self._tables_failed:
@@ -605,6 +612,7 @@ class Worker:
 
     def _write_tables(self) -> subprocess.Popen[bytes]:
         self._tables_due, self._tables_began = False, time.monotonic()
+        self._tables_late = False
         self._tables = self._start_tables([lane.steps.name for lane in self._lanes.values()])
         return self._tables
 

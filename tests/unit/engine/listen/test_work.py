@@ -151,6 +151,20 @@ def test_a_study_that_has_to_be_alone_does_not_wait_for_ever(
     assert begun == ["1.2", "1.3"]
 
 
+def test_tables_that_are_never_written_are_told_once(
+    tmp_path: Path, page: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = worker_of(tmp_path, page)
+    worker._tables = SimpleNamespace(poll=lambda: None, pid=4711)  # type: ignore[assignment]
+    worker._tables_began = time.monotonic() - work.TABLES_LONG_S + 60
+    worker._keep_tables()
+    assert not caplog.messages
+    worker._tables_began -= 120
+    worker._keep_tables()
+    worker._keep_tables()
+    assert caplog.messages == ["tables are not written for an hour: kill -9 4711 ends it"]
+
+
 @dataclass
 class PlainCase:
     id: str = "case"
