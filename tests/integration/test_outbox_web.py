@@ -156,7 +156,7 @@ def test_answers_to_an_object(
         peer.store(REFERENCE, file)
     assert reason in refused.value.reason
     assert getattr(refused.value, "final", None) is final
-    assert refused.value.busy == (("no room" in reason) or ("too much" in reason))
+    assert refused.value.busy == (error is UnreachableError or "no room" in reason)
     assert "PATIENT" not in refused.value.reason
 
 
@@ -240,6 +240,31 @@ def test_objects_of_a_case_are_delivered(
     (line,) = outbox.delivered_lines()
     assert isinstance(line, Line)
     assert line.proof == proof
+
+
+def test_a_wrong_address_is_no_fault_of_the_objects(server: Server, tmp_path: Path) -> None:
+    """A `url` that ends in /studies: all results of a night were given up after 15 minutes."""
+    server.post = server.get = (404, {})
+    case = write_case(tmp_path / "out", "caseone", {"segmentation": SEG})
+    url = f"http://127.0.0.1:{server.server_address[1]}/web/studies"
+    site = site_of(tmp_path, [{"name": "web", "url": url, "patience": 5, "retry": 0.01}])
+    outbox, tries = Outbox(outbox_folder(tmp_path / "out")), 0
+    (line,) = outbox.add(case, "web")
+
+    def is_done() -> bool:
+        nonlocal tries
+        tries += 1
+        return tries > 12 or not outbox.open_lines()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("scanloom.engine.listen.delivery.TICK_S", 0.2)
+        deliver(site, outbox, threading.Event(), is_done)
+
+    now = Outbox(outbox.folder).current(line)
+    assert now is not None
+    assert (now.state, now.refusals) == ("waiting", 0)
+    assert now.awaited > 0
+    assert now.reason == "it takes no objects at this address (HTTP 404)"
 
 
 # --- what the page names has to be there ---------------------------------------------------------

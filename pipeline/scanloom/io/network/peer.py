@@ -71,7 +71,7 @@ class PeerError(Exception):
     reason : str
         A phrase of our own.
     busy : bool
-        Whether it has no room, or too much to do: the object is not to blame.
+        Whether it has no room, too much to do, or does not let us: no object is to blame.
     """
 
     def __init__(self, reason: str, *, busy: bool = False) -> None:
@@ -492,7 +492,7 @@ class WebConnection:
             exc.response.close()
             raise error from exc
         except requests.TooManyRedirects as exc:
-            raise UnreachableError("it redirects to another address") from exc
+            raise UnreachableError("it redirects to another address", busy=True) from exc
         except requests.exceptions.SSLError as exc:
             why = tls_failure(exc) or "its certificate, or its authority"
             raise UnreachableError(f"TLS failed: {why}") from exc
@@ -509,7 +509,7 @@ class WebConnection:
 def _http_error(status: int, response: Any, service: str) -> PeerError:
     """Return the error of a status of HTTP, for one object or for the server."""
     if status in (401, 403):
-        return UnreachableError(f"it does not take our credentials (HTTP {status})")
+        return UnreachableError(f"it does not take our credentials (HTTP {status})", busy=True)
     if status in _BUSY:
         return UnreachableError(f"it has too much to do, or is away (HTTP {status})", busy=True)
     if service == "query":
@@ -517,7 +517,7 @@ def _http_error(status: int, response: Any, service: str) -> PeerError:
     if service == "retrieve":
         return RefusedError(f"it does not give them (HTTP {status})")
     if status in (404, 405, 501):
-        return UnreachableError(f"it takes no objects at this address (HTTP {status})")
+        return UnreachableError(f"it takes no objects at this address (HTTP {status})", busy=True)
     with suppress(Exception):  # the reason in its answer, if there is one
         answer = Dataset.from_json(response.json())
         reason = int(answer.FailedSOPSequence[0].FailureReason)
