@@ -157,7 +157,7 @@ def test_tls_takes_the_authority_of_the_page_only(files: list[Path], tmp_path: P
 
     assert right.code == 0, right.err
     assert (wrong.code, plain.code) == (65, 65)
-    assert "it can't be reached, or TLS failed (SOURCE_AWAY)" in wrong.err
+    assert "TLS failed: self-signed certificate (SOURCE_AWAY)" in wrong.err
     assert same_data(files, kept(tmp_path / "out"))
     assert series.instances == 5
 
@@ -379,6 +379,21 @@ def test_a_source_that_is_away_is_not_tried_for_every_row(
     with serving(files) as archive:
         table = write_table(tmp_path, *(f"A{n}" for n in range(6)))
         ended = fetch(tmp_path, archive, "--table", table, port=1)
+
+    assert ended.code == 1
+    assert [row["reason"] for row in rows_of(tmp_path)] == ["SOURCE_AWAY"] * 6
+    assert [row["detail"][:9] for row in rows_of(tmp_path)][3:] == ["not asked"] * 3
+
+
+@pytest.mark.thorough
+def test_a_source_that_answers_questions_only_is_not_tried_for_every_row(
+    files: list[Path], tmp_path: Path
+) -> None:
+    """Each row would take three times `patience`."""
+    with serving(files, silent_after=0) as archive:
+        table = write_table(tmp_path, *["A1", "A2"] * 3)
+        keys = {"retrieve": "get", "patience": 0.5, "retry": 0.1}
+        ended = fetch(tmp_path, archive, "--table", table, **keys)
 
     assert ended.code == 1
     assert [row["reason"] for row in rows_of(tmp_path)] == ["SOURCE_AWAY"] * 6

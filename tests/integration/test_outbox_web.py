@@ -136,6 +136,7 @@ def test_the_bytes_of_the_file_are_sent_with_credentials(server: Server, file: P
         ((401, {}), UnreachableError, "does not take our credentials", None),
         ((404, {}), UnreachableError, "takes no objects at this address", None),
         ((503, {}), UnreachableError, "too much to do", None),
+        ((409, items(FAILED, reason=0xA700)), RefusedError, "no room (reason A700)", False),
         ((200, "[not a data set"), RefusedError, "can't be read", False),
         ((200, "endless" * 1000), RefusedError, "its answer has no end", False),
     ],
@@ -155,6 +156,7 @@ def test_answers_to_an_object(
         peer.store(REFERENCE, file)
     assert reason in refused.value.reason
     assert getattr(refused.value, "final", None) is final
+    assert refused.value.busy == (error is UnreachableError or "no room" in reason)
     assert "PATIENT" not in refused.value.reason
 
 
@@ -240,12 +242,37 @@ def test_objects_of_a_case_are_delivered(
     assert line.proof == proof
 
 
+def test_a_wrong_address_is_no_fault_of_the_objects(server: Server, tmp_path: Path) -> None:
+    """A `url` that ends in /studies: all results of a night were given up after 15 minutes."""
+    server.post = server.get = (404, {})
+    case = write_case(tmp_path / "out", "caseone", {"segmentation": SEG})
+    url = f"http://127.0.0.1:{server.server_address[1]}/web/studies"
+    site = site_of(tmp_path, [{"name": "web", "url": url, "patience": 5, "retry": 0.01}])
+    outbox, tries = Outbox(outbox_folder(tmp_path / "out")), 0
+    (line,) = outbox.add(case, "web")
+
+    def is_done() -> bool:
+        nonlocal tries
+        tries += 1
+        return tries > 12 or not outbox.open_lines()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("scanloom.engine.listen.delivery.TICK_S", 0.2)
+        deliver(site, outbox, threading.Event(), is_done)
+
+    now = Outbox(outbox.folder).current(line)
+    assert now is not None
+    assert (now.state, now.refusals) == ("waiting", 0)
+    assert now.awaited > 0
+    assert now.reason == "it takes no objects at this address (HTTP 404)"
+
+
 # --- what the page names has to be there ---------------------------------------------------------
 
 
-def send(tmp_path: Path, credentials: dict[str, str] | None = None) -> tuple[int, str]:
+def send(tmp_path: Path, credentials: dict[str, str] | None = None, **keys: str) -> tuple[int, str]:
     write_case(tmp_path / "out", "caseone", {"segmentation": SEG})
-    keys = {"name": "web", "url": "http://127.0.0.1:1/web"}
+    keys = {"name": "web", "url": "http://127.0.0.1:1/web"} | keys
     site_of(tmp_path, [keys | ({"credentials": credentials} if credentials else {})])
     page = tmp_path / "site.yaml"
     ended = scanloom("send", tmp_path / "out", "--to", "web", "--site", page, "--wait", "1")
@@ -281,6 +308,12 @@ def test_credentials_of_a_file(
     assert code == 1
     assert message in err
     assert "u:p" not in err
+
+
+def test_authorities_that_cannot_be_read(tmp_path: Path) -> None:
+    code, err = send(tmp_path, authorities="nope.pem")
+    assert code == 1
+    assert "a certificate of a peer, or its key, can't be read (FileNotFoundError)" in err
 
 
 def test_credentials_of_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,6 +298,14 @@ def test_wrong_titles_are_rejected(
         assert (answer.result, answer.result_source, answer.diagnostic) == (1, 1, diagnostic)
 
 
+def test_a_sender_that_uses_tls_by_mistake_is_told(receiver: Receiver) -> None:
+    with socket.create_connection(("127.0.0.1", receiver.port)) as connection:
+        connection.sendall(bytes.fromhex("16030100050100000100"))  # the begin of a TLS handshake
+        read_to_the_end(connection)
+
+    wait_for(lambda: "a connection from 127.0.0.1 sent no DICOM; if it was TLS" in receiver.log)
+
+
 def test_other_addresses_are_not_answered(receiver: Receiver) -> None:
     connection = socket.create_connection(
         ("127.0.0.1", receiver.port), source_address=("127.0.0.2", 0)
@@ -548,6 +556,7 @@ def test_tls_takes_known_certificates_and_silence_stops_nobody(tmp_path: Path) -
             read_to_the_end(connection)
         assert set(send(receiver.port, files, tls=client(*friend, own[0])).values()) == {0}
         assert receiver.stop() == 0
+    assert "a connection from 127.0.0.1 failed (TLS: self-signed certificate)" in receiver.log
 
 
 # --- the process ---------------------------------------------------------------------------------
@@ -599,7 +608,7 @@ def test_a_port_in_use_and_a_missing_certificate_are_told(
     missing = listen(write_site(tmp_path, tls=tls), tmp_path / "o")
 
     assert (taken.code, missing.code) == (1, 1)
-    assert f"port {receiver.port} can't be used" in taken.err
+    assert f"port {receiver.port} can't be used: another process has it" in taken.err
     assert "a certificate of the site, or its key, can't be read" in missing.err
 
 

@@ -528,6 +528,26 @@ def told_traceback(error: BaseException) -> str:
     return "\nwhich led to\n\n".join(reversed(sections))
 
 
+class _LogFile(logging.FileHandler):
+    """A log whose file is made anew once it was moved away or removed, as logrotate does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message; a file that can't be made anew stops nobody."""
+        try:
+            if self.stream is not None and not self._is_in_place(self.stream.fileno()):
+                self.stream.close()
+                self.stream = None  # opened by the next line
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(Path(self.baseFilename).stat(), os.fstat(descriptor))
+        except FileNotFoundError:
+            return False
+
+
 def _log_handlers(level: int | None, file: Path | None) -> list[logging.Handler]:
     """Return the handlers of scanloom's messages; refuse a file that can't be written."""
     handlers: list[logging.Handler] = []
@@ -537,7 +557,7 @@ def _log_handlers(level: int | None, file: Path | None) -> list[logging.Handler]
         handlers[0].setLevel(level)
     if file is not None:
         try:
-            handlers.append(logging.FileHandler(file, encoding="utf-8"))
+            handlers.append(_LogFile(file, encoding="utf-8"))
         except OSError as exc:
             problem = f"{file} can't be written ({type(exc).__name__})"
             raise typer.BadParameter(problem, param_hint="'--log'") from exc

@@ -175,6 +175,23 @@ def test_a_log_file_has_our_messages_with_their_time(
         pass
 
 
+def test_a_log_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+    """logrotate does so; with its folder gone, messages are lost, and nothing else."""
+    file = tmp_path / "logs" / "log.txt"
+    file.parent.mkdir()
+    with error_boundary(OutputMode(log=file)):
+        for text in ("first", "second"):
+            logging.getLogger("scanloom.engine.segment").info(text)
+            file.rename(tmp_path / text)
+        file.parent.rmdir()
+        logging.getLogger("scanloom.engine.segment").info("lost")
+        file.parent.mkdir()
+        logging.getLogger("scanloom.engine.segment").info("third")
+
+    found = [path.read_text().split()[-1] for path in (tmp_path / "first", tmp_path / "second")]
+    assert [*found, file.read_text().split()[-1]] == ["first", "second", "third"]
+
+
 def test_debug_tells_the_whole_chain_without_foreign_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

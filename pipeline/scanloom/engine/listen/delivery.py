@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -103,8 +104,8 @@ def deliver(
 
 
 @contextmanager
-def delivering(site: Site, outbox: Outbox) -> Iterator[None]:
-    """Deliver in a thread while the block runs."""
+def delivering(site: Site, outbox: Outbox, sign: Callable[[], None]) -> Iterator[None]:
+    """Deliver in a thread while the block runs; `sign` is called at each look for lines."""
     for target in site.targets:  # what the page names has to be there
         peer_maker(site, target, outbox)
     names = {target.name for target in site.targets}
@@ -114,10 +115,15 @@ def delivering(site: Site, outbox: Outbox) -> Iterator[None]:
             outbox.set_trouble(name, Trouble("the site has no such target", 1, 0.0, now, now))
     end = threading.Event()
 
+    def still() -> bool:
+        sign()
+        return False
+
     def run() -> None:
         while not end.is_set():
+            sign()
             try:
-                deliver(site, outbox, end)
+                deliver(site, outbox, end, still)
             except Exception as exc:  # noqa: BLE001  # receiving goes on
                 # `scanloom send` may deliver just now, or a share be away
                 why = exc.code if isinstance(exc, ScanError) else type(exc).__name__
@@ -173,6 +179,7 @@ def _is_due(due: float, now: float, target: Target) -> bool:
 def _take_reports(outbox: Outbox, targets: dict[str, Target], busy: Container[str]) -> None:
     """Let the lines know what was reported; those of busy targets later."""
     from scanloom.io.network.commitment import FAILURES
+    from scanloom.io.network.peer import is_busy
 
     for name, ids, report, path in outbox.reports():
         if name in busy or name not in targets:
@@ -185,7 +192,8 @@ def _take_reports(outbox: Outbox, targets: dict[str, Target], busy: Container[st
             elif line.instance in report.failed:
                 number = report.failed[line.instance]
                 cause = f"not committed: {FAILURES.get(number, 'no reason given')} ({number:04X})"
-                _refuse(outbox, targets[name], replace(line, state="waiting"), cause)
+                again = replace(line, state="waiting")
+                _refuse(outbox, targets[name], again, cause, busy=is_busy(number))
         path.unlink(missing_ok=True)
 
 
@@ -196,15 +204,29 @@ def _deliver_line(outbox: Outbox, line: Line, proof: Proof) -> None:
 
 
 def _refuse(
-    outbox: Outbox, target: Target, line: Line, reason: str, *, final: bool = False
+    outbox: Outbox,
+    target: Target,
+    line: Line,
+    reason: str,
+    *,
+    final: bool = False,
+    busy: bool = False,
 ) -> None:
-    """Let a line wait after a refusal of its object, or give it up."""
-    refusals = line.refusals + 1
-    if final or refusals >= MAX_REFUSALS:
-        _give_up(outbox, replace(line, refusals=refusals), reason)
+    """Let a line wait after a refusal of its object, or give it up.
+
+    One for which the target has no room is refused as often as `give_up` leaves time for.
+    """
+    if busy:
+        wait = min(max(target.retry, line.awaited), max(MAX_WAIT_S, target.retry))
+        is_over = line.awaited >= target.give_up
+        line = replace(line, awaited=line.awaited + wait)
+    else:
+        line = replace(line, refusals=line.refusals + 1)
+        wait, is_over = _wait(target, line.refusals), line.refusals >= MAX_REFUSALS
+    if final or is_over:
+        _give_up(outbox, line, reason)
         return
-    due = time.time() + _wait(target, refusals)
-    outbox.update(replace(line, refusals=refusals, due=due, reason=reason))
+    outbox.update(replace(line, due=time.time() + wait, reason=reason))
     LOG.warning("%s: %s: %s", line.target, _subject(line), reason)
 
 
@@ -299,25 +321,26 @@ class _Delivery:
         UnreachableError
             If the target takes nothing.
         """
-        from scanloom.io.network.peer import UnreachableError
+        from scanloom.io.network.peer import PeerError, UnreachableError
 
         to_send = deque(line for line in lines if line.state == "waiting")
         to_confirm = [line for line in lines if line.state != "waiting"]
-        lost: tuple[Line, str] | None = None
+        lost: tuple[Line, PeerError] | None = None
         while to_send or to_confirm or lost:
             self._peer = self._make([reference_of(x) for x in (*to_send, *to_confirm)])
             with self._peer as peer:
                 if lost is not None:
                     # It takes an association, and answers: so the object is to blame
                     peer.echo()
-                    _refuse(self._outbox, self.target, *lost)
+                    line, error = lost
+                    _refuse(self._outbox, self.target, line, error.reason, busy=error.busy)
                     lost = None
                 while to_send and not self._end.is_set():
                     line = to_send.popleft()
                     try:
                         sent = self._send(peer, line)
                     except UnreachableError as exc:
-                        lost = line, exc.reason
+                        lost = line, exc
                         break
                     to_confirm += [sent] if sent is not None else []
                 if self._end.is_set():
@@ -345,7 +368,8 @@ class _Delivery:
             return None
         except RefusedError as exc:
             if not self._is_there(peer, line):
-                _refuse(self._outbox, self.target, line, exc.reason, final=exc.final)
+                how = {"final": exc.final, "busy": exc.busy}
+                _refuse(self._outbox, self.target, line, exc.reason, **how)
                 return None
         return self._outbox.update(replace(line, state="sent", reason=""))
 
@@ -389,7 +413,7 @@ class _Delivery:
             rest = self._find(peer, overdue)
             lines = [line for line in lines if line not in overdue or line in rest]
         for line in [line for line in lines if line in overdue]:
-            if time.time() - line.added > self.target.give_up:
+            if line.awaited >= self.target.give_up:
                 lines = [each for each in lines if each is not line]
                 if commitment == "yes":
                     _give_up(self._outbox, line, "stored, but no report of commitment came")
@@ -401,7 +425,7 @@ class _Delivery:
             except (NotOfferedError, RefusedError) as exc:
                 if commitment == "yes":
                     for line in lines:
-                        _refuse(self._outbox, self.target, line, exc.reason)
+                        _refuse(self._outbox, self.target, line, exc.reason, busy=exc.busy)
                     return
             except UnreachableError as exc:  # as Orthanc does if it does not know our title
                 if commitment == "yes":
@@ -421,10 +445,13 @@ class _Delivery:
         make = self._make_committer
         with nullcontext(peer) if make is None else make() as committer:
             committer.request_commitment(transaction, [reference_of(line) for line in lines])
-            due = time.time() + self.target.report_within
+            within = self.target.report_within
+            due = time.time() + within
             for line in lines:
                 reason = "stored; its report of commitment has not come"
-                self._outbox.update(replace(line, state="asked", due=due, reason=reason))
+                awaited = line.awaited + max(within, SAME_ASSOCIATION_S)
+                asked = replace(line, state="asked", due=due, reason=reason, awaited=awaited)
+                self._outbox.update(asked)
             until = time.monotonic() + SAME_ASSOCIATION_S
             while time.monotonic() < until and not self._outbox.has_report(transaction):
                 if self._end.wait(0.05):
@@ -445,7 +472,8 @@ class _Delivery:
                 unanswered.append(line)
                 continue
             except RefusedError as exc:
-                reason = exc.reason
+                _refuse(self._outbox, self.target, line, exc.reason, busy=exc.busy)
+                continue
             # It may be slow to list what it has: sent again after the second question
             state: State = "waiting" if line.refusals % 2 else "sent"
             _refuse(self._outbox, self.target, replace(line, state=state), reason)
@@ -509,7 +537,7 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     """Remove from a spool the studies whose results were delivered some time ago.
 
     A study stays if one of its newest results waits or was given up, while one of its scans is
-    worked on or is to be tried again, if an object came since its scans were read, and while
+    worked on or is to be tried again, if an object came that the worker has not seen, and while
     anything is received.
 
     Parameters
@@ -557,8 +585,10 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
             state.outcome == "begun" or state.images != survey(folder).digest
         ):
             continue
+        if state is not None:  # the worker has seen what came until then: our own SEG, or the like
+            read = max(read, math.nextafter(state.seen, math.inf))
         if remove_study(spool, folder.name, read, QUIET_S):
             removed += 1
             if state is not None and queue.read(folder.name) == state:
-                queue.write(folder.name, replace(state, outcome="cleared"))
+                queue.write(folder.name, replace(state, outcome="cleared", cleared=True))
     return removed

@@ -463,7 +463,9 @@ class _Fetch:
             return [self._report(StudyFetched(row, reason=_reason_of(exc), detail=exc.reason))]
         except EndedError:
             return []
-        self._away = 0
+        gone = any(each.reason is Reason.SOURCE_AWAY for each in studies)
+        gave = any(each.new for each in studies)
+        self._away = self._away + 1 if gone and not gave else 0
         if not studies and row.cells:
             detail = "none of its series is of this modality, or has these words"
             return [self._report(StudyFetched(row, reason=Reason.NO_MATCH, detail=detail))]

@@ -60,10 +60,12 @@ def web_address(node: Node) -> tuple[str, str | None, str | None, float]:
     Raises
     ------
     ScanError
-        ENVIRONMENT if the credentials can't be read.
+        ENVIRONMENT if credentials or authorities can't be read.
     """
-    from scanloom.io.network.peer import read_credentials
+    from scanloom.io.network.peer import client_tls, read_credentials
 
+    if node.authorities is not None:  # `requests` reads them later
+        client_tls(node.authorities, None, None, None)
     credentials = None
     if (source := node.credentials) is not None:
         value = os.environ.get(source.variable) if source.variable else None

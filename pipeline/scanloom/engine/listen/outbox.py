@@ -96,6 +96,9 @@ class Line:
         How it is known to be there.
     ended : float
         When it was delivered or given up.
+    awaited : float
+        Seconds that it waited for reports of commitment, or for room at the target. They are
+        counted, since a clock may be put forward.
     """
 
     target: str
@@ -116,6 +119,7 @@ class Line:
     reason: str = ""
     proof: Proof = ""
     ended: float = 0.0
+    awaited: float = 0.0
 
     @property
     def id(self) -> str:
@@ -477,7 +481,9 @@ def _files(folder: Path) -> list[tuple[Path, _Stamp]]:
 def _read_line(path: Path) -> Line | None:
     try:
         content = read_json(path)
-        return Line(**{name: content[name] for name in Line.__dataclass_fields__})
+        # One of an earlier version may lack what has a default
+        names = (name for name in Line.__dataclass_fields__ if name in content)
+        return Line(**{name: content[name] for name in names})
     except (OSError, ValueError, KeyError, TypeError, ScanError):
         return None
 
@@ -486,7 +492,7 @@ def _fresh(line: Line) -> Line:
     """Return a line as it is to be tried from now on."""
     state: State = "waiting" if line.state == FAILED else line.state
     kept = replace(line, state=state, added=time.time(), refusals=0, due=0.0)
-    return replace(kept, reason="", ended=0.0)
+    return replace(kept, reason="", ended=0.0, awaited=0.0)
 
 
 def _began(case_folder: Path) -> float:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from scanloom.core import Reason, counted, printable
 from scanloom.engine.listen.outbox import Line, OutboxState, case_name, outbox_state
@@ -82,8 +83,15 @@ class ListenPage:
         self._arrivals: dict[str, Arrivals] = {}
         self._began, self._objects = time.time(), 0
 
-    def write(self, *, has_ended: bool = False) -> None:
+    def write(
+        self, parts: Mapping[str, str] = MappingProxyType({}), *, has_ended: bool = False
+    ) -> None:
         """Write page and metrics as things stand; `has_ended` for the last time.
+
+        Parameters
+        ----------
+        parts : mapping
+            Why each other process does nothing, by its role; "" for one that runs.
 
         Raises
         ------
@@ -109,10 +117,10 @@ class ListenPage:
         counts = Counter(_outcome(states.get(study)) for study in kept | states.keys())
         page = self._out / LISTEN / "index.html"
         page.parent.mkdir(exist_ok=True)
-        html = self._html(states, counts, sent, now, has_ended)
+        html = self._html(states, counts, sent, parts, now, has_ended)
         atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
         if self._site.metrics is not None:
-            text = self._metrics(counts, sent, now)
+            text = self._metrics(counts, sent, parts, now)
             atomic_write(Path(self._site.metrics), lambda draft: draft.write_text(text))
 
     @property
@@ -124,6 +132,7 @@ class ListenPage:
         states: Mapping[str, StudyState],
         counts: Mapping[str, int],
         sent: OutboxState | None,
+        parts: Mapping[str, str],
         now: float,
         has_ended: bool,
     ) -> str:
@@ -133,6 +142,7 @@ class ListenPage:
             policy=content_policy("", style),
             reload=RELOAD_S,
             has_ended=has_ended,
+            parts={role: state for role, state in parts.items() if state},
             site=self._site,
             began=_clock(self._began),
             now=_clock(now),
@@ -179,7 +189,13 @@ class ListenPage:
             )
         return rows
 
-    def _metrics(self, counts: Mapping[str, int], sent: OutboxState | None, now: float) -> str:
+    def _metrics(
+        self,
+        counts: Mapping[str, int],
+        sent: OutboxState | None,
+        parts: Mapping[str, str],
+        now: float,
+    ) -> str:
         lines = {} if sent is None else sent.counts
         by_target = {
             labels_of(target=target, state=state): number
@@ -187,6 +203,7 @@ class ListenPage:
             for state, number in states.items()
         }
         troubles = {} if sent is None else sent.troubles
+        up = {labels_of(part=role): int(not state) for role, state in parts.items()}
         return format_samples(
             [
                 ("listen_objects_total", "Objects since the start.", {"": self._objects}),
@@ -197,6 +214,7 @@ class ListenPage:
                 ),
                 ("listen_results", "Objects of the outbox.", by_target),
                 ("listen_targets_in_trouble", "Targets that take nothing.", {"": len(troubles)}),
+                ("listen_part_up", "1 if a process does its work.", up),
                 ("listen_free_bytes", "Free space at the spool.", {"": self._free}),
                 ("listen_reserve_bytes", "Space that is kept free.", {"": self._site.reserve}),
                 ("listen_written_timestamp_seconds", "When this was written.", {"": now}),

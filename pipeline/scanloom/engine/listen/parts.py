@@ -4,8 +4,9 @@ The keeper starts the others, and starts each one again that ends, after a pause
 die with it. It has no state: whatever is killed at whatever moment, the spool and the output folder
 tell the next process what is to be done.
 
-A part reads its setup from stdin, and writes lines of JSON to stdout: that it is ready, its log, or
-why it ends. What else it writes goes to a file of the private folder, since it may name a patient.
+A part reads its setup from stdin, and writes lines of JSON to stdout: that it is ready, signs of
+life, its log, or why it ends. What else it writes goes to a file of the private folder, since it
+may name a patient. One that gives no sign of life is told about, and not killed: it may be slow.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -23,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from scanloom.core import Reason, ScanError, blame, counted, keep_memory_private, settle_in
 from scanloom.engine.listen.site import Site
@@ -50,6 +52,12 @@ CLEAR_PAUSE_S = 60.0
 """Between two looks for studies to remove from the spool."""
 PATIENCE_S = 90.0
 """For parts to end in good order, beyond the running data sets."""
+SIGN_S = 10.0
+"""Between two signs of life of a part."""
+SILENT_S = 300.0
+"""A part without one for so long is stopped or hangs: to read a large study takes less."""
+KEEPER_S = 1.0
+"""Longest wait for a keeper that reads nothing, as if it is stopped; then a line is dropped."""
 
 
 @dataclass(frozen=True)
@@ -102,24 +110,18 @@ def start_part(
     with disk_errors_as_scan_errors():
         check_links(setup.out)
         make_private_folder(folder)
-        setup_in, setup_out = os.pipe()
-        try:
-            with append_private(folder / f"listen-{role}.log") as errors:
-                process = subprocess.Popen(  # noqa: S603  # this very program
-                    own_python("-m", "scanloom.engine.listen.parts", role, *arguments),
-                    stdin=setup_in,
-                    stdout=messages,
-                    stderr=errors,
-                    env=own_environment(),
-                    start_new_session=True,  # Ctrl-C at the terminal goes to the keeper only
-                )
-        except OSError:
-            os.close(setup_out)
-            raise
-        finally:
-            os.close(setup_in)
-    with os.fdopen(setup_out, "wb", buffering=0) as pipe, suppress(OSError):  # or it has ended
-        pipe.write(setup.to_json().encode() + b"\n")
+        with append_private(folder / f"listen-{role}.log") as errors:
+            process = subprocess.Popen(  # noqa: S603  # this very program
+                own_python("-m", "scanloom.engine.listen.parts", role, *arguments),
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=messages,
+                stderr=errors,
+                env=own_environment(),
+                start_new_session=True,  # Ctrl-C at the terminal goes to the keeper only
+            )
+    with suppress(OSError):  # or it has ended
+        cast("IO[bytes]", process.stdin).write(setup.to_json().encode() + b"\n")
     return process
 
 
@@ -141,10 +143,12 @@ class ListenPart:
         self.error: ScanError | None = None
         self._pause, self._due, self._rest, self._ends = FIRST_PAUSE_S, 0.0, b"", 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._silent, self._is_up, self._ended_by, self._trouble = 0.0, False, "", ""
         self._start()
 
     def _start(self) -> None:
         self._began, self._rest, self.error = time.monotonic(), b"", None
+        self._silent, self._is_up, self._trouble = 0.0, False, ""
         self._messages, messages = os.pipe()
         try:
             self._process = start_part(self.role, self.setup, messages=messages)
@@ -158,19 +162,24 @@ class ListenPart:
     def read(self) -> None:
         """Take note of what the process has written, or that it has ended."""
         data = os.read(self._messages, 1 << 16)
+        if self._silent >= SILENT_S and self._is_up and data:
+            LOG.warning("the %s gives signs of life again", self.role)
+        self._silent = 0.0
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(line)
         if not data and self._process is not None:
             self._selector.unregister(self._messages)
             os.close(self._messages)
-            self._end(self._process.wait())
+            self._end(self._process)
 
     def _take(self, line: bytes) -> None:
         try:
             document = json.loads(line)
-            if "ready" in document:
-                self.ready = dict(document["ready"])
+            if "alive" in document:
+                self._trouble = str(document["alive"])
+            elif "ready" in document:
+                self.ready, self._is_up = dict(document["ready"]), True
             elif "failed" in document:
                 code, detail, private = map(str, document["failed"])
                 self.error = ScanError(Reason[code], detail, private)
@@ -179,24 +188,34 @@ class ListenPart:
         except (ValueError, TypeError, KeyError):  # not ours
             LOG.warning("the %s wrote something else than its log", self.role)
 
-    def _end(self, code: int) -> None:
-        self._process = None
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        cast("IO[bytes]", process.stdin).close()
+        self._process, self._is_up = None, False
         self._ends += 1
+        self._ended_by = f"exit code {code}" if self.error is None else self.error.code
         if time.monotonic() - self._began > STEADY_S:
             self._pause = FIRST_PAUSE_S
         self._due = time.monotonic() + self._pause
-        if self.is_ending and not code:
+        if self._is_hopeless or (self.is_ending and code in (0, -signal.SIGTERM)):
             return
         why = f"exit code {code}" if self.error is None else str(self.error)
-        LOG.error("the %s ended: %s; started again in %.0f s", self.role, why, self._pause)
+        again = "" if self.is_ending else f"; started again in {self._pause:.0f} s"
+        LOG.error("the %s ended: %s%s", self.role, why, again)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether it was never ready, for a reason that stays."""
+        error = self.error if self.ready is None else None
+        return error is not None and error.reason is not Reason.CLUSTER
 
     def check_start(self) -> None:
         """Raise why the process was never ready: a mistake of the site, or another `listen`."""
         if self.runs or self.ready is not None:
             return
         error = self.error
-        if error is not None and error.reason is not Reason.CLUSTER:
+        if error is not None and self._is_hopeless:
             raise error
         if self._ends == MAX_FIRST_STARTS:  # otherwise something from outside may have ended it
             detail = f"the {self.role} ended {self._ends} times before it was ready"
@@ -211,6 +230,30 @@ class ListenPart:
         except (OSError, ScanError) as exc:  # such as a full disk, which the other one reports too
             LOG.warning("the %s can't be started (%s)", self.role, type(exc).__name__)
             self._due = time.monotonic() + self._pause
+
+    def count_silence(self, seconds: float) -> None:
+        """Add to the time without a sign of life, and say so once it is long."""
+        before, self._silent = self._silent, self._silent + seconds
+        if before < SILENT_S <= self._silent and self._is_up and self._process is not None:
+            detail = "it is stopped or hangs, such as on a share that is away"
+            again = f"kill -9 {self._process.pid} starts it again"
+            LOG.error("the %s gives %s: %s. %s", self.role, self.state, detail, again)
+
+    @property
+    def state(self) -> str:
+        """Why it does nothing, in words that name nobody; "" if it runs."""
+        if not self._is_up:
+            return f"ended ({self._ended_by}); it starts again" if self._ended_by else "starts"
+        if self._silent < SILENT_S:
+            return self._trouble
+        return f"no sign of life for more than {SILENT_S / 60:.0f} minutes"
+
+    def tell(self, document: Mapping[str, str]) -> None:
+        """Write a line for the process; it misses lines if it reads nothing."""
+        if self._process is not None and self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
+            with suppress(OSError):
+                self._process.stdin.write(json.dumps(document).encode() + b"\n")
 
     @property
     def runs(self) -> bool:
@@ -245,14 +288,21 @@ def keep_parts(
         parts += [
             ListenPart(role, setup, selector) for role, is_needed in roles.items() if is_needed
         ]
+        looked = told = time.monotonic()
         while not end_requested():
             for selected, _ in selector.select(LOOK_S) if selector.get_map() else ():
                 selected.data.read()
             if not selector.get_map():
                 time.sleep(LOOK_S)
+            now = time.monotonic()
             for part in parts:
                 part.check_start()
                 part.keep()
+                part.count_silence(min(now - looked, 5 * LOOK_S))  # we may have been stopped
+            if now - told > PAGE_PAUSE_S:
+                told = now
+                parts[-1].tell({part.role: part.state for part in parts[:-1]})
+            looked = now
             port = int((parts[0].ready or {}).get("port", 0))
             if port and not setup.site.port:  # the next process has to have the same one
                 site = setup.site.model_copy(update={"port": port})
@@ -284,9 +334,6 @@ def _stop(parts: Sequence[ListenPart], selector: selectors.BaseSelector, patienc
 # --- in the process of a part ---------------------------------------------------------------------
 
 
-Say = Callable[[dict[str, Any]], None]
-
-
 class _Lines(logging.Handler):
     """Writes our messages as lines for the keeper.
 
@@ -298,12 +345,23 @@ class _Lines(logging.Handler):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._descriptor = descriptor
+        self._descriptor, self._signed = descriptor, 0.0
+        os.set_blocking(descriptor, False)
 
     def say(self, document: dict[str, Any]) -> None:
-        """Write a document."""
+        """Write a document, unless the keeper reads nothing."""
         with suppress(OSError):  # the keeper has died, and this process will
-            os.write(self._descriptor, json.dumps(document).encode() + b"\n")
+            poll = select.poll()  # one of each thread
+            poll.register(self._descriptor, select.POLLOUT)
+            if poll.poll(KEEPER_S * 1000):
+                os.write(self._descriptor, json.dumps(document).encode() + b"\n")
+
+    def sign(self, trouble: str = "") -> None:
+        """Write a sign of life, with what keeps it from its work, if the last was some time ago."""
+        now = time.monotonic()
+        if now - self._signed > SIGN_S:
+            self._signed = now
+            self.say({"alive": trouble})
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message of the log."""
@@ -311,13 +369,16 @@ class _Lines(logging.Handler):
         self.say({"name": name, "level": level, "text": record.getMessage()})
 
 
-def _receive(setup: Setup, say: Say) -> None:
+def _receive(setup: Setup, lines: _Lines) -> None:
     from scanloom.engine.listen.receive import receive
 
-    receive(setup.site, setup.out, lambda address, port, spool: say({"ready": {"port": port}}))
+    def tell(address: str, port: int, spool: Path) -> None:
+        lines.say({"ready": {"port": port}})
+
+    receive(setup.site, setup.out, tell, lines.sign)
 
 
-def _work(setup: Setup, say: Say) -> None:
+def _work(setup: Setup, lines: _Lines) -> None:
     from scanloom.engine.listen.outbox import Outbox, outbox_folder
     from scanloom.engine.listen.receive import end_requested
     from scanloom.engine.listen.work import LOOK_S as BETWEEN_LOOKS_S
@@ -334,26 +395,28 @@ def _work(setup: Setup, say: Say) -> None:
                 LOG.warning("case %s: nothing for %s: no DICOM results", case_id, target)
 
     def start_tables(runs: Sequence[str]) -> subprocess.Popen[bytes]:
-        return start_part(TABLES, setup, *runs)
+        process = start_part(TABLES, setup, *runs)
+        cast("IO[bytes]", process.stdin).close()
+        return process
 
     with (
         end_requested() as requested,
         Worker(setup.site, setup.spool, setup.out, setup.key, published, start_tables) as worker,
     ):
-        say({"ready": {}})
+        lines.say({"ready": {}})
         while not requested.wait(BETWEEN_LOOKS_S):
-            worker.step()
+            worker.step(lines.sign)
 
 
-def _deliver(setup: Setup, say: Say) -> None:
+def _deliver(setup: Setup, lines: _Lines) -> None:
     from scanloom.engine.listen.delivery import clear_delivered, delivering
     from scanloom.engine.listen.outbox import Outbox, outbox_folder
     from scanloom.engine.listen.receive import end_requested
 
     site, after = setup.site, setup.site.clear_after
     outbox = Outbox(outbox_folder(setup.out), setup.key)
-    with end_requested() as requested, delivering(site, outbox):
-        say({"ready": {}})
+    with end_requested() as requested, delivering(site, outbox, lines.sign):
+        lines.say({"ready": {}})
         pause = 0.0
         while not requested.wait(pause):
             pause = CLEAR_PAUSE_S
@@ -362,20 +425,37 @@ def _deliver(setup: Setup, say: Say) -> None:
                 LOG.info("%s of delivered results removed from the spool", studies)
 
 
-def _show(setup: Setup, say: Say) -> None:
+def _show(setup: Setup, lines: _Lines) -> None:
     from scanloom.engine.listen.page import ListenPage
     from scanloom.engine.listen.receive import end_requested
 
     os.nice(10)  # receiving and cases come first
+    os.set_blocking(0, False)
     with disk_errors_as_scan_errors(), end_requested() as requested:
         page = ListenPage(setup.site, setup.spool, setup.out, load_key_of(setup.out, setup.key))
-        say({"ready": {}})
-        took = 0.0
-        while not requested.wait(max(PAGE_PAUSE_S, 20 * took)):
-            began = time.monotonic()
-            page.write()
-            took = time.monotonic() - began
+        page.write()  # a mistake in `metrics` is told at the start
+        lines.say({"ready": {}})
+        states, due = dict[str, str](), time.monotonic() + PAGE_PAUSE_S
+        while not requested.wait(max(0.0, min(SIGN_S, due - time.monotonic()))):
+            lines.sign()
+            if (began := time.monotonic()) >= due:
+                states = _told(states)
+                page.write(states)
+                took = time.monotonic() - began
+                due = began + took + max(PAGE_PAUSE_S, 20 * took)
         page.write(has_ended=True)
+
+
+def _told(before: dict[str, str]) -> dict[str, str]:
+    """Return the states of the other parts that the keeper told last."""
+    lines = b""
+    with suppress(BlockingIOError):
+        while data := os.read(0, 1 << 16):
+            lines += data
+    for line in reversed(lines.splitlines()):
+        with suppress(ValueError):  # the pipe was full
+            return dict(json.loads(line))
+    return before
 
 
 def _write_tables(setup: Setup, runs: Sequence[str]) -> None:
@@ -391,7 +471,8 @@ def main() -> None:
     keep_memory_private()
     settle_in()
     role, *runs = sys.argv[1:]
-    document = json.loads(sys.stdin.readline())
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # the keeper may write more
+        document = json.loads(stdin.readline())
     if os.getppid() != document["parent"]:
         return  # it died while this process started
     lines = _Lines(os.dup(1))  # which others do not inherit
@@ -403,10 +484,10 @@ def main() -> None:
     logger.addHandler(lines)
     warnings.simplefilter("ignore")
     do: Mapping[str, Callable[[], None]] = {
-        RECEIVER: lambda: _receive(setup, lines.say),
-        WORKER: lambda: _work(setup, lines.say),
-        DELIVERY: lambda: _deliver(setup, lines.say),
-        PAGE: lambda: _show(setup, lines.say),
+        RECEIVER: lambda: _receive(setup, lines),
+        WORKER: lambda: _work(setup, lines),
+        DELIVERY: lambda: _deliver(setup, lines),
+        PAGE: lambda: _show(setup, lines),
         TABLES: lambda: _write_tables(setup, runs),
     }
     try:

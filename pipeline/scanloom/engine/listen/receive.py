@@ -35,7 +35,12 @@ def spool_folder(site: Site, out: Path) -> Path:
     return out / PRIVATE / SPOOL if site.spool is None else Path(site.spool)
 
 
-def receive(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> None:
+def receive(
+    site: Site,
+    out: Path,
+    tell: Callable[[str, int, Path], None],
+    sign: Callable[[str], None] = lambda trouble: None,
+) -> None:
     """Receive what the site's peers send, until SIGTERM or SIGINT.
 
     Data sets that are on their way then are still kept, for as long as a PDU may take.
@@ -46,6 +51,8 @@ def receive(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> No
         The output folder.
     tell : callable
         Receives address, port and spool once peers can connect.
+    sign : callable
+        Is called each second, as a sign of life, with why nothing is received; "" if all is well.
 
     Raises
     ------
@@ -81,8 +88,17 @@ def receive(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> No
                     spool.journal.sync()
                 if not receiver.is_alive:
                     raise ScanError(Reason.INTERNAL, "connections are accepted no more")
+                sign(_trouble(spool))
         finally:
             receiver.stop(site.limits.idle)
+
+
+def _trouble(spool: Spool) -> str:
+    """Return why a spool takes nothing; "" if it does."""
+    try:
+        return "" if spool.has_room() else "refuses all objects, since the disk has no room"
+    except OSError as exc:
+        return f"refuses all objects, since the disk can't be reached ({type(exc).__name__})"
 
 
 def receiver_options(site: Site, outbox: Outbox | None) -> ReceiverOptions:

@@ -143,6 +143,8 @@ class StudyState:
         How often work on these images began.
     rules : str
         Digest of the site's rules, for "no rule".
+    cleared : bool
+        Whether a part of the study was ever removed from the spool.
     """
 
     images: str
@@ -152,6 +154,7 @@ class StudyState:
     workflow: str = ""
     attempts: int = 1
     rules: str = ""
+    cleared: bool = False
 
     def is_over(self, rules: str) -> bool:
         """Return whether these images need no work, with the rules of a digest."""
@@ -237,16 +240,19 @@ class WaitingStudies:
     by_study: dict[str, Waiting] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._looked = time.monotonic()
         self._journal = JournalFollower(self.spool)  # first: what comes meanwhile has its line
         self._scan()
 
     def look(self) -> None:
         """Take note of what came since the last look."""
         now, clock = time.monotonic(), time.time()
+        before_it, self._looked = self._looked, now
         for arrival in self._journal.new():
             if arrival.outcome == "ignored":
                 continue
-            moment = now - max(0.0, clock - arrival.time)
+            # Not before the last look: a clock may have been put forward
+            moment = max(before_it, now - max(0.0, clock - arrival.time))
             before = self.by_study.get(arrival.study)
             first = moment if before is None else min(before.first, moment)
             self.by_study[arrival.study] = Waiting(first, moment)

@@ -21,7 +21,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from scanloom.core import Case, CaseRecord, Flag, Reason, ScanError, counted, printable
+from scanloom.core import (
+    Case,
+    CaseRecord,
+    Flag,
+    Reason,
+    ScanError,
+    counted,
+    did_you_mean,
+    printable,
+)
+from scanloom.core.paths import shipped_workflows
 from scanloom.engine import run_files
 from scanloom.engine.listen.nodes import check_installed, make_finder
 from scanloom.engine.listen.outbox import NOT_SENT
@@ -29,6 +39,7 @@ from scanloom.engine.listen.site import Ask, Rule, Site
 from scanloom.engine.listen.spool import last_arrival
 from scanloom.engine.listen.studies import (
     Images,
+    Outcome,
     Queue,
     StudyState,
     Waiting,
@@ -70,6 +81,8 @@ SUSPECT, MAX_ATTEMPTS = 3, 8
 """Attempts that no process survived, after which a study is worked on alone, and not any more."""
 TABLES_PAUSE_S = 60.0
 """Longest time without tables while studies keep coming; ten times what they take if longer."""
+TABLES_LONG_S = 3600.0
+"""A process that writes tables for so long is named: it may be stopped, or hang."""
 _NO_STUDYS_FAULT = frozenset(
     {*(reason for reason in Reason if reason.subject == "run"), Reason.OUTPUT_UNWRITABLE}
 )
@@ -88,10 +101,14 @@ def read_requests(site: Site) -> dict[str, Request]:
     Raises
     ------
     ScanError
-        WORKFLOW, or why a model can't be used; with the path of the workflow.
+        SITE if there is no such workflow; WORKFLOW, or why a model can't be used; with its path.
     """
     requests = {}
     for path in dict.fromkeys(rule.workflow for rule in site.rules):
+        if not Path(path).exists():
+            name = Path(path).name
+            known = did_you_mean(name, list(shipped_workflows()))
+            raise ScanError(Reason.SITE, f"`workflow` of a rule: no file {name!r}; {known}", path)
         try:
             request = Request.of(read_workflow(Path(path)))
             check_channels(request.workflow, request.cards)
@@ -252,6 +269,7 @@ class Worker:
         self._tables: subprocess.Popen[bytes] | None = None
         self._tables_due = next(self._queue.states(), None) is not None
         self._tables_failed, self._tables_began, self._tables_pause = False, 0.0, 0.0
+        self._tables_late = False
         self._again: list[tuple[str, float]] = []
         self._suspect_waits = False
 
@@ -286,14 +304,20 @@ class Worker:
             with suppress(OSError):
                 self._queue.write(study, replace(state, attempts=state.attempts - 1))
 
-    def step(self) -> None:
+    def step(self, sign: Callable[[], None] = lambda: None) -> None:
         """Begin the studies that are whole; to be called again and again.
+
+        Parameters
+        ----------
+        sign : callable
+            Is called before each study that is looked at, as a sign of life.
 
         Raises
         ------
         ScanError
             If no study can be worked on, such as without room on the disk.
         """
+        sign()
         for lane in self._lanes.values():
             lane.check()
         with disk_errors_as_scan_errors():
@@ -303,6 +327,7 @@ class Worker:
             self.waiting.look()
             self._suspect_waits = False
             for study, waiting in self.waiting.in_order():
+                sign()
                 with self._lock:
                     alone = any(w.state.attempts >= SUSPECT for w in self._in_work.values())
                     if alone or self._suspect_waits or len(self._in_work) >= MAX_IN_WORK:
@@ -331,8 +356,9 @@ class Worker:
             waiting.seen = last_arrival(self.waiting.folder(study))
             images = waiting.images = survey(self.waiting.folder(study))
         state = self._queue.read(study)
+        was_cleared = state is not None and state.cleared
         if not images.digest:
-            self._leave(study, StudyState("", waiting.seen, "no image"))
+            self._leave(study, StudyState("", waiting.seen, "no image", cleared=was_cleared))
         elif state is not None and state.images == images.digest and state.is_over(self._rules):
             self._leave(study, replace(state, seen=waiting.seen))  # what came is no image
         elif not is_quiet:
@@ -415,18 +441,22 @@ class Worker:
         label, before, attempts = study_id(study, self._key)[:8], self._queue.read(study), 1
         if before is not None and before.images == images.digest and before.outcome == "begun":
             attempts = before.attempts + 1
+        was_cleared = before is not None and before.cleared
         if attempts >= SUSPECT and self._in_work:
             self._suspect_waits = True  # alone, when those in work have ended
             return
         if attempts > MAX_ATTEMPTS:
             LOG.error("study %s: no process survived it %d times", label, MAX_ATTEMPTS)
             code = Reason.WORKER_LOST.code
-            self._leave(study, StudyState(images.digest, waiting.seen, "failed", code))
+            lost = StudyState(images.digest, waiting.seen, "failed", code, cleared=was_cleared)
+            self._leave(study, lost)
             return
-        state = StudyState(images.digest, waiting.seen, "begun", attempts=attempts)
+        state = StudyState(
+            images.digest, waiting.seen, "begun", attempts=attempts, cleared=was_cleared
+        )
         self._queue.write(study, state)
         self._begun[study] = state
-        if before is not None and before.outcome == "cleared" and not self._asks(images):
+        if was_cleared and not self._asks(images):
             short = None  # the rest of it may be what was removed
         count = counted(sum(images.counts.values()), "image")
         received = f"{count} from {_titles(images.senders)}"
@@ -445,8 +475,13 @@ class Worker:
         except ScanError as error:
             if error.reason.subject == "run":  # every other study would end so
                 raise
-            LOG.warning("study %s: failed (%s): %s", label, error.code, error.detail)
-            self._leave(study, replace(state, outcome="failed", reason=error.code))
+            pause = _pause_after(attempts) if error.reason.retry else None
+            outcome: Outcome = "failed" if pause is None else "begun"
+            detail = f"{error.detail}{_later(pause)}"
+            LOG.warning("study %s: failed (%s): %s", label, error.code, detail)
+            self._leave(study, replace(state, outcome=outcome, reason=error.code))
+            if pause is not None:
+                self.waiting.again(study, pause)
             return
         flagged = (Flag.MAYBE_INCOMPLETE,)
         pending = [
@@ -535,23 +570,24 @@ class Worker:
         """Take a study off the queue: each of its cases has a result or a reason."""
         work.lane.steps.leave(work.index, work.cases)
         reason = next(iter(work.failed.values()), None)
-        pauses = RETRY_PAUSES_S[work.state.attempts - 1 :]
-        again = bool(pauses) and any(reason.retry for reason in work.failed.values())
+        pause = None
+        if any(reason.retry for reason in work.failed.values()):
+            pause = _pause_after(work.state.attempts)
         state = replace(
             work.state,
-            outcome="begun" if again else "done" if reason is None else "failed",
+            outcome="begun" if pause is not None else "done" if reason is None else "failed",
             reason="" if reason is None else reason.code,
             workflow=work.rule.workflow,
         )
         self._queue.write(work.study, state)
         ended = "done" if reason is None else f"failed ({reason.code})"
-        later = f", tried again in {pauses[0]:.0f} s" if again else ""
-        LOG.info("study %s: %s in %.1f s%s", work.label, ended, _since(work.began), later)
+        took = f"in {_since(work.began):.1f} s{_later(pause)}"
+        LOG.info("study %s: %s %s", work.label, ended, took)
         with self._lock:
             del self._in_work[work.study], self._begun[work.study]
             self._tables_due = True
-            if again:
-                self._again.append((work.study, pauses[0]))
+            if pause is not None:
+                self._again.append((work.study, pause))
 
     # --- tables -----------------------------------------------------------------------------------
 
@@ -560,6 +596,10 @@ class Worker:
         now = time.monotonic()
         if self._tables is not None:
             if self._tables.poll() is None:
+                if now - self._tables_began > TABLES_LONG_S and not self._tables_late:
+                    self._tables_late = True
+                    number = self._tables.pid
+                    LOG.warning("tables are not written for an hour: kill -9 %d ends it", number)
                 return
             self._tables_failed = self._tables.returncode != 0
             if self._tables_failed:
@@ -573,8 +613,18 @@ class Worker:
 
     def _write_tables(self) -> subprocess.Popen[bytes]:
         self._tables_due, self._tables_began = False, time.monotonic()
+        self._tables_late = False
         self._tables = self._start_tables([lane.steps.name for lane in self._lanes.values()])
         return self._tables
+
+
+def _pause_after(attempts: int) -> float | None:
+    """Return the pause before the next attempt; None if there is none."""
+    return next(iter(RETRY_PAUSES_S[attempts - 1 :]), None)
+
+
+def _later(pause: float | None) -> str:
+    return "" if pause is None else f", tried again in {pause:.0f} s"
 
 
 def _since(moment: float) -> float:

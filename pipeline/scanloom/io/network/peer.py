@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 from pydicom import Dataset
 from pydicom.uid import UID
@@ -64,11 +64,19 @@ _BUSY = frozenset({408, 425, 429, 502, 503, 504, 507})
 
 
 class PeerError(Exception):
-    """A peer did not do what it was asked for; `reason` is a phrase of our own."""
+    """A peer did not do what it was asked for.
 
-    def __init__(self, reason: str) -> None:
+    Parameters
+    ----------
+    reason : str
+        A phrase of our own.
+    busy : bool
+        Whether it has no room, too much to do, or does not let us: no object is to blame.
+    """
+
+    def __init__(self, reason: str, *, busy: bool = False) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.busy = reason, busy
 
 
 class UnreachableError(PeerError):
@@ -78,13 +86,26 @@ class UnreachableError(PeerError):
 class RefusedError(PeerError):
     """It refuses one object; `final` if another attempt won't change that."""
 
-    def __init__(self, reason: str, *, final: bool = False) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, *, final: bool = False, busy: bool = False) -> None:
+        super().__init__(reason, busy=busy)
         self.final = final
 
 
 class NotOfferedError(PeerError):
     """It does not offer a service."""
+
+
+def is_busy(number: int) -> bool:
+    """Return whether a status or reason says that the peer has no room (PS3.4 B.2.3, C.14.1.1)."""
+    return number == 0x0213 or number >> 8 == 0xA7
+
+
+def refusal(cause: str | None, kind: Literal["status", "reason"], number: int) -> RefusedError:
+    """Return the error of a number by which a peer refuses an object."""
+    busy = is_busy(number)
+    cause = cause or ("it has no room" if busy else "it refuses the object")
+    final = number in FINAL or number >> 8 == 0xA9
+    return RefusedError(f"{cause} ({kind} {number:04X})", final=final, busy=busy)
 
 
 # --- DICOM ----------------------------------------------------------------------------------------
@@ -138,6 +159,42 @@ def client_tls(
         detail = f"a certificate of a peer, or its key, can't be read ({type(exc).__name__})"
         raise ScanError(Reason.ENVIRONMENT, detail) from exc
     return context
+
+
+def tls_failure(error: BaseException | None) -> str:
+    """Return why TLS failed, in OpenSSL's words, by an error or what led to it; or ""."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        if isinstance(error, ssl.SSLError) and error.reason:
+            return error.reason.lower().replace("_", " ")
+        error = error.__context__
+    return ""
+
+
+class _Tls:
+    """Stands for a context of one connection, and knows why its handshake failed.
+
+    pynetdicom only tells that there is no connection.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context, self.failure = context, ""
+
+    def wrap_socket(self, connection: socket.socket, **options: Any) -> ssl.SSLSocket:
+        """Return a connection with TLS, which is negotiated once it is connected."""
+        wrapped: Any = self._context.wrap_socket(connection, **options)
+        negotiate = wrapped.do_handshake
+
+        def do_handshake(*arguments: bool) -> None:
+            try:
+                negotiate(*arguments)
+            except OSError as exc:
+                self.failure = tls_failure(exc) or type(exc).__name__
+                raise
+
+        wrapped.do_handshake = do_handshake
+        return cast("ssl.SSLSocket", wrapped)
 
 
 class DicomConnection:
@@ -196,7 +253,8 @@ class DicomConnection:
 
     def __enter__(self) -> Self:
         address = self._address
-        tls = None if address.tls is None else (address.tls, address.host or address.address)
+        context = None if address.tls is None else _Tls(address.tls)
+        tls: Any = None if context is None else (context, address.host or address.address)
         with deadline(2 * address.patience + GRACE_S, self.cut):
             try:
                 made = self._entity.associate(
@@ -214,8 +272,9 @@ class DicomConnection:
             return self
         if not self._opened:
             gc.collect()  # pynetdicom leaves sockets of failed connections open, in cycles
-            also = "" if tls is None else ", or TLS failed"
-            raise UnreachableError(f"it can't be reached{also}")
+            if context is not None and context.failure:
+                raise UnreachableError(f"TLS failed: {context.failure}")
+            raise UnreachableError("it can't be reached")
         if not made.is_rejected:
             raise UnreachableError("it answers no request for an association")
         answer: Any = made.acceptor.primitive
@@ -433,9 +492,10 @@ class WebConnection:
             exc.response.close()
             raise error from exc
         except requests.TooManyRedirects as exc:
-            raise UnreachableError("it redirects to another address") from exc
+            raise UnreachableError("it redirects to another address", busy=True) from exc
         except requests.exceptions.SSLError as exc:
-            raise UnreachableError("TLS failed: its certificate, or its authority") from exc
+            why = tls_failure(exc) or "its certificate, or its authority"
+            raise UnreachableError(f"TLS failed: {why}") from exc
         except requests.exceptions.ChunkedEncodingError as exc:
             raise UnreachableError("its answer was cut short") from exc
         except requests.Timeout as exc:
@@ -449,20 +509,19 @@ class WebConnection:
 def _http_error(status: int, response: Any, service: str) -> PeerError:
     """Return the error of a status of HTTP, for one object or for the server."""
     if status in (401, 403):
-        return UnreachableError(f"it does not take our credentials (HTTP {status})")
+        return UnreachableError(f"it does not take our credentials (HTTP {status})", busy=True)
     if status in _BUSY:
-        return UnreachableError(f"it has too much to do, or is away (HTTP {status})")
+        return UnreachableError(f"it has too much to do, or is away (HTTP {status})", busy=True)
     if service == "query":
         return NotOfferedError(f"it offers no queries (HTTP {status})")
     if service == "retrieve":
         return RefusedError(f"it does not give them (HTTP {status})")
     if status in (404, 405, 501):
-        return UnreachableError(f"it takes no objects at this address (HTTP {status})")
+        return UnreachableError(f"it takes no objects at this address (HTTP {status})", busy=True)
     with suppress(Exception):  # the reason in its answer, if there is one
         answer = Dataset.from_json(response.json())
         reason = int(answer.FailedSOPSequence[0].FailureReason)
-        cause = FAILURES.get(reason, "it refuses the object")
-        return RefusedError(f"{cause} (reason {reason:04X})", final=reason in FINAL)
+        return refusal(FAILURES.get(reason), "reason", reason)
     return RefusedError(f"it refuses the object (HTTP {status})", final=status in (413, 415))
 
 

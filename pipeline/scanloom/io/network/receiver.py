@@ -38,7 +38,7 @@ from pynetdicom.transport import AddressInformation, AssociationSocket
 from scanloom.core import Reason, ScanError, printable
 from scanloom.io.network.commitment import COMMITMENT, NOT_AUTHORIZED, Report, take_report
 from scanloom.io.network.data_sets import DataSets, Store, configure_pynetdicom
-from scanloom.io.network.peer import VERIFICATION
+from scanloom.io.network.peer import VERIFICATION, tls_failure
 
 LOG = logging.getLogger(__name__)
 
@@ -161,7 +161,8 @@ class Receiver:
         try:
             self.server = _Server(self)
         except OSError as exc:
-            detail = f"{options.address} port {options.port} can't be used ({type(exc).__name__})"
+            why = _NOT_USABLE.get(exc.errno or 0, type(exc).__name__)
+            detail = f"{options.address} port {options.port} can't be used: {why}"
             raise ScanError(Reason.ENVIRONMENT, detail) from exc
         self.port: int = self.server.server_address[1]
         self._accepting = threading.Thread(target=self.server.serve_forever, name="accept")
@@ -299,7 +300,7 @@ class _Association(Association):
             receiver.store, lambda: self.title, receiver.options.title, may_store=False
         )
         self.targets = list[str]()
-        self.is_answering = False
+        self.is_answering = self.has_heard = False
         self._server = receiver.server  # type: ignore[assignment]  # closes the connection
         self.acse = _Admission(self)
         self.set_socket(_Socket(self, client_socket=connection))
@@ -342,8 +343,13 @@ class _Association(Association):
                 return
             self.connection.settimeout(options.idle)
             super().run_reactor()
+            if self.has_heard and self.requestor.primitive is None:
+                hint = "" if options.tls else "; if it was TLS: the site has no `tls`"
+                LOG.warning("a connection from %s sent no DICOM%s", self.address, hint)
         except OSError as exc:  # ssl.SSLError is one
-            LOG.warning("a connection from %s failed (%s)", self.address, type(exc).__name__)
+            why = tls_failure(exc)
+            why = f"TLS: {why}" if why else type(exc).__name__
+            LOG.warning("a connection from %s failed (%s)", self.address, why)
         finally:
             self.dul.kill_dul()
             self.cut_off()
@@ -433,6 +439,11 @@ class _Admission(ACSE):
         return False
 
 
+_NOT_USABLE = {
+    errno.EADDRINUSE: "another process has it",
+    errno.EADDRNOTAVAIL: "it is no address of this machine",
+    errno.EACCES: "ports below 1024 are for root, or for a service with CAP_NET_BIND_SERVICE",
+}
 _WHY = {
     CALLING_UNKNOWN: "its title, or its title at this address, is not in the list",
     CALLED_UNKNOWN: "it called another title",
@@ -482,6 +493,7 @@ class _Socket(AssociationSocket):
                 count = connection.recv_into(view[got:])
                 if not count:
                     break
+                association.has_heard = True
                 got += count
         finally:
             association.heard = time.monotonic()

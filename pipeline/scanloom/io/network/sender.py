@@ -31,7 +31,6 @@ from scanloom.io.network.commitment import (
     take_report,
 )
 from scanloom.io.network.peer import (
-    FINAL,
     PENDING,
     RELEASE_S,
     STUDY_ROOT_FIND,
@@ -42,6 +41,7 @@ from scanloom.io.network.peer import (
     RefusedError,
     WebConnection,
     cut_off,
+    refusal,
 )
 
 MAX_FOUND = 1000
@@ -51,12 +51,7 @@ MAX_ANSWER_BYTES = 1 << 24
 
 _DUPLICATE = 0x0111
 """It has an object of this UID (PS3.7 C.5.9), so these bytes: a UID of ours stands for them."""
-_STATUS = {
-    0xA7: "it has no room",
-    0xA9: "the data set does not match its class",
-    0x01: "it refuses the object",
-    0xC0: "it can't understand the object",
-}
+_STATUS = {0xA9: "the data set does not match its class"}
 
 
 @dataclass(frozen=True)
@@ -137,10 +132,8 @@ class DicomPeer(DicomConnection):
         status = int(self._ask(lambda: self._made.send_c_store(path), reference.size).Status)
         if status in (0, _DUPLICATE) or status >> 12 == 0xB:  # a warning: stored, changed perhaps
             return
-        cause = _STATUS.get(status >> 8, "it refuses the object")
-        cause = "it can't understand the object" if status >> 12 == 0xC else cause
-        final = status in FINAL or status >> 8 == 0xA9
-        raise RefusedError(f"{cause} (status {status:04X})", final=final)
+        cause = "it can't understand the object" if status >> 12 == 0xC else None
+        raise refusal(cause or _STATUS.get(status >> 8), "status", status)
 
     def request_commitment(self, transaction: str, references: Sequence[Reference]) -> None:
         """See `Peer`."""
@@ -157,7 +150,8 @@ class DicomPeer(DicomConnection):
         names = (request, REQUEST, COMMITMENT, COMMITMENT_INSTANCE)
         answer = self._ask(lambda: self._made.send_n_action(*names)[0])
         if answer.Status != 0:
-            raise RefusedError(f"it refuses storage commitment (status {answer.Status:04X})")
+            reason = f"it refuses storage commitment (status {answer.Status:04X})"
+            raise RefusedError(reason, busy=True)
 
     def find(self, reference: Reference) -> bool:
         """See `Peer`."""
@@ -182,7 +176,8 @@ class DicomPeer(DicomConnection):
 
         status = self._ask(ask)
         if status.Status not in (0, *PENDING):
-            raise RefusedError(f"it can't be asked for the object (status {status.Status:04X})")
+            reason = f"it can't be asked for the object (status {status.Status:04X})"
+            raise RefusedError(reason, busy=True)
         return bool(status.is_there)
 
     def _check_context(self, reference: Reference) -> None:
@@ -264,8 +259,7 @@ class WebPeer(WebConnection):
 
         failed, stored = self._ask(ask, reference.size)
         if failed is not None and failed != _DUPLICATE:
-            cause = FAILURES.get(failed, "it refuses the object")
-            raise RefusedError(f"{cause} (reason {failed:04X})", final=failed in FINAL)
+            raise refusal(FAILURES.get(failed), "reason", failed)
         if stored is None and failed is None:
             raise RefusedError("it answered, but did not say that it stored the object")
 

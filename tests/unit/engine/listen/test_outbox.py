@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,16 +17,18 @@ import pytest
 from pydicom.uid import generate_uid
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.listen import delivery
 from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder, outbox_state
 from scanloom.engine.listen.site import Target
-from scanloom.engine.listen.spool import Spool
+from scanloom.engine.listen.spool import Spool, last_arrival
 from scanloom.engine.listen.studies import Queue, StudyState, survey
 from scanloom.engine.results import verify
 from scanloom.io.network.commitment import Report
 from support.targets import sign, target_keys, write_case
 
 pytest.importorskip("pynetdicom")
+from scanloom.io.network.peer import NotOfferedError
 
 
 @pytest.fixture
@@ -131,6 +136,66 @@ def test_nothing_waits_for_a_clock_that_was_put_back(
     _look(outbox, [idle])  # type: ignore[list-item]
 
     assert begun == (lines if begins else [])
+
+
+@pytest.mark.parametrize(("commitment", "end"), [("yes", "failed"), ("auto", "delivered")])
+def test_a_clock_that_was_put_forward_ends_no_wait_for_a_report(
+    commitment: str, end: str, outbox: Outbox, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A month at once, after the first of two requests that `give_up` leaves time for."""
+    page = target_keys(104, commitment=commitment, report_within=1800, give_up=3600)
+    target, peer = Target.model_validate(page), SimpleNamespace(asked=0)
+
+    def request_commitment(transaction: str, references: object) -> None:
+        peer.asked += 1
+
+    def find(reference: object) -> bool:
+        raise NotOfferedError("no queries")
+
+    peer.request_commitment, peer.find = request_commitment, find
+    monkeypatch.setattr(delivery, "SAME_ASSOCIATION_S", 0)
+    outbox.add(case, target.name)
+    month = 30 * 86400.0
+    for n in range(3):  # each time another process
+        now = time.time() + month
+        monkeypatch.setattr(time, "time", partial(float, now))
+        lines = [line for line in again(outbox).open_lines() if line.due < now]
+        sending = delivery._Delivery(outbox, target, list, None, threading.Event())  # type: ignore
+        sending._confirm(peer, lines)  # type: ignore[arg-type]
+        assert peer.asked == min(n + 1, 2)
+
+    ended = {line.state for line in (*outbox.failed_lines(), *outbox.delivered_lines())}
+    assert ended == {end}
+    assert not outbox.open_lines()
+
+
+def test_a_target_without_room_is_tried_for_as_long_as_one_that_is_away(
+    outbox: Outbox, case: Path
+) -> None:
+    """A PACS whose disk was full for an hour: each result was refused five times in 15 minutes."""
+    page = target_keys(104, retry=60, give_up=72 * 3600)
+    target, [line, *_] = Target.model_validate(page), outbox.add(case, "pacs")
+    waits = list[float]()
+    while (now := outbox.current(line)) is not None and now.is_open:
+        began = time.time()
+        delivery._refuse(outbox, target, now, "it has no room (status A700)", busy=True)
+        waits.append((outbox.current(line) or line).due - began)
+
+    assert waits[:3] == pytest.approx([60, 60, 120], abs=1)
+    assert max(waits) <= 3601
+    assert sum(waits[:-1]) == pytest.approx(72 * 3600, abs=3700)
+    assert now is not None
+    assert (now.state, now.refusals) == ("failed", 0)
+
+
+def test_a_line_of_an_earlier_version_is_read(outbox: Outbox, case: Path) -> None:
+    lines = outbox.add(case, "pacs")
+    for path in (outbox.folder / "waiting").iterdir():
+        content = json.loads(path.read_text())
+        del content["awaited"]
+        path.write_text(json.dumps(content))
+
+    assert again(outbox).open_lines() == lines
 
 
 def test_a_line_is_on_the_disk_before_add_returns(
@@ -407,6 +472,24 @@ def test_a_line_that_was_sent_by_hand_delays_nothing(
     deliver_all(outbox, outbox.add(case, "pacs", begun=now - 30), now - 1)
     assert clear_delivered(spool, outbox, 0) == 1
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_our_own_results_that_come_back_keep_no_study(
+    seen: bool, tmp_path: Path, outbox: Outbox, spool: Path
+) -> None:
+    """A PACS that routes a SEG to us: the worker looks at it, and leaves the study as it was."""
+    now, study = time.time(), str(generate_uid())
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder = received(spool, study, now - 3 * DAY)
+    deliver_all(outbox, outbox.add(case, "pacs", begun=now - 2 * DAY), now - 1.5 * DAY)
+    (folder / "1.2").mkdir()
+    os.utime(folder / "1.2", (now - DAY, now - DAY))
+    images = survey(folder).digest
+    moment = last_arrival(folder) if seen else now - 3 * DAY
+    Queue(spool).write(study, StudyState(images, moment, "done"))
+
+    assert clear_delivered(spool, outbox, 0.5 * DAY) == seen
 
 
 def test_what_a_kill_left_is_cleared(tmp_path: Path, outbox: Outbox, spool: Path) -> None:

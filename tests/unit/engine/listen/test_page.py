@@ -88,6 +88,19 @@ def test_a_page_of_nothing(site: Site, tmp_path: Path) -> None:
     assert "None has come yet." in html_of(page, tmp_path)
 
 
+def test_a_process_that_does_nothing_is_named(page: ListenPage, tmp_path: Path) -> None:
+    page.write({"receiver": "no sign of life", "worker": "", "delivery": "ended (DISK_FULL)"})
+
+    html = (tmp_path / "out" / "listen" / "index.html").read_text()
+    assert "The receiver: no sign of life." in html
+    assert "The delivery: ended (DISK_FULL)." in html
+    assert "The worker" not in html
+    text = (tmp_path / "scanloom.prom").read_text()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    up = {each.labels["part"]: each.value for each in families["scanloom_listen_part_up"].samples}
+    assert up == {"receiver": 0, "worker": 1, "delivery": 0}
+
+
 def test_the_last_page_says_that_nothing_is_received(page: ListenPage, tmp_path: Path) -> None:
     assert "nothing is received" not in html_of(page, tmp_path)
 

@@ -127,6 +127,7 @@ def test_the_first_arrival_stays_and_the_last_moves(tmp_path: Path) -> None:
     waiting, journal = WaitingStudies(spool, queue, ""), Journal(spool / "journal")
     for age in (30, 10):
         journal.append(Arrival(time.time() - age, "new", STUDY, "1.2", "1.3", "PACS"))
+        waiting._looked -= 60  # busy for so long
         waiting.look()
     journal.close()
 
@@ -168,6 +169,19 @@ def test_a_damaged_state_costs_time_only(text: str, tmp_path: Path) -> None:
     assert Queue(spool).read(STUDY) is None
     assert not list(Queue(spool).states())
     assert WaitingStudies(spool, Queue(spool), "").by_study
+
+
+def test_a_clock_that_is_put_forward_makes_no_study_whole(tmp_path: Path) -> None:
+    """Its next slices are to come, whatever the clock says since the last look."""
+    spool = spool_with(tmp_path)
+    waiting, journal = WaitingStudies(spool, Queue(spool), ""), Journal(spool / "journal")
+    waiting.look()
+    waiting.by_study.clear()
+    journal.append(Arrival(time.time() - 9000, "new", STUDY, "1.2", "1.3", "PACS"))
+    journal.close()
+    waiting.look()
+
+    assert waiting.by_study[STUDY].first == pytest.approx(time.monotonic(), abs=5)
 
 
 def test_a_moment_in_the_future_is_now(tmp_path: Path) -> None:

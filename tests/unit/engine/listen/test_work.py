@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scanloom.core import CaseRecord, Reason, ScanError
+from scanloom.core import CaseRecord, Flag, Reason, ScanError
 from scanloom.engine.listen import work
 from scanloom.engine.listen.site import read_site
 from scanloom.engine.listen.spool import last_arrival
@@ -44,6 +44,13 @@ def worker_of(tmp_path: Path, page: dict[str, Any], published: Any = pytest.fail
     (tmp_path / "site.yaml").write_text(yaml.safe_dump(page))
     site, out = read_site(tmp_path / "site.yaml"), tmp_path / "out"
     return work.Worker(site, tmp_path / "spool", out, None, published, pytest.fail)
+
+
+def test_a_workflow_that_does_not_exist_is_a_mistake_of_the_page(tmp_path: Path) -> None:
+    page = {"peers": [{"title": "PACS"}], "rules": [{"workflow": "ct_tissu"}]}
+    with pytest.raises(ScanError, match="did you mean ct_tissue") as refused:
+        worker_of(tmp_path, page)
+    assert refused.value.reason is Reason.SITE
 
 
 @pytest.mark.parametrize("reason", [Reason.RESULT_DAMAGED, Reason.UNREADABLE])
@@ -142,6 +149,90 @@ def test_a_study_that_has_to_be_alone_does_not_wait_for_ever(
     worker.step()
 
     assert begun == ["1.2", "1.3"]
+
+
+def test_tables_that_are_never_written_are_told_once(
+    tmp_path: Path, page: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = worker_of(tmp_path, page)
+    worker._tables = SimpleNamespace(poll=lambda: None, pid=4711)  # type: ignore[assignment]
+    worker._tables_began = time.monotonic() - work.TABLES_LONG_S + 60
+    worker._keep_tables()
+    assert not caplog.messages
+    worker._tables_began -= 120
+    worker._keep_tables()
+    worker._keep_tables()
+    assert caplog.messages == ["tables are not written for an hour: kill -9 4711 ends it"]
+
+
+@dataclass
+class PlainCase:
+    id: str = "case"
+    series: Any = None
+    flags: tuple[Flag, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("before", "flags"),
+    [
+        ({"outcome": "cleared"}, (Flag.MAYBE_INCOMPLETE,)),
+        ({"outcome": "begun"}, (Flag.MAYBE_INCOMPLETE,)),  # its process was killed
+        ({"outcome": "done"}, (Flag.MAYBE_INCOMPLETE,)),  # late slices, for the second time
+        ({"outcome": "no image"}, (Flag.MAYBE_INCOMPLETE,)),  # our SEG has come back
+        ({"outcome": "done", "cleared": False}, ()),
+    ],
+)
+def test_what_comes_after_the_study_was_cleared_stays_flagged(
+    before: dict[str, Any],
+    flags: tuple[Flag, ...],
+    tmp_path: Path,
+    page: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, queue = worker_of(tmp_path, page), Queue(tmp_path / "spool")
+    worker.waiting = WaitingStudies(tmp_path / "spool", queue, "")
+    images, waiting = Images("digest", {"1.2.1": 3}, ("PACS",)), Waiting(0.0, 0.0)
+    worker.waiting.by_study["1.2"] = waiting
+    queue.write("1.2", StudyState(**{"images": "other", "seen": 1.0, "cleared": True} | before))
+    cases = SimpleNamespace(pending=[PlainCase()], left_out=[], records=[])
+    submitted = list[PlainCase]()
+    steps = SimpleNamespace(enter=lambda cases: None)
+    lane: Any = SimpleNamespace(submit=submitted.extend, steps=steps, request=None)
+    lane.request = worker._requests[worker._site.rules[0].workflow]
+    worker._lanes = dict.fromkeys(worker._requests, lane)
+    monkeypatch.setattr(worker, "_rule_of", lambda *_: worker._site.rules[0])
+    monkeypatch.setattr(work, "index_of", lambda *_: None)
+    monkeypatch.setattr(work.RunCases, "of_index", lambda *_: cases)
+    monkeypatch.setattr(work, "AuditTrail", lambda *_: SimpleNamespace(append=lambda *_: None))
+    cases.pending[0].series = SimpleNamespace(series_uid="1.2.1")
+
+    worker._begin("1.2", waiting, images, frozenset())
+
+    assert [case.flags for case in submitted] == [flags]
+    state = queue.read("1.2")
+    assert state is not None
+    assert state.cleared == bool(flags)
+
+
+def test_a_study_that_cannot_be_read_now_is_tried_again(
+    tmp_path: Path, page: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def index_of(*_: object) -> None:
+        raise ScanError(Reason.UNREADABLE, "a share is away")
+
+    monkeypatch.setattr(work, "index_of", index_of)
+    worker, queue = worker_of(tmp_path, page), Queue(tmp_path / "spool")
+    worker.waiting = WaitingStudies(tmp_path / "spool", queue, "")
+    images, outcomes = Images("digest", {"1.2.1": 3}, ("PACS",)), list[str]()
+    for _ in range(len(work.RETRY_PAUSES_S) + 1):
+        waiting = worker.waiting.by_study["1.2"] = Waiting(0.0, 0.0)
+        worker._begin("1.2", waiting, images, frozenset())
+        state = queue.read("1.2")
+        assert state is not None
+        outcomes.append(state.outcome)
+        assert ("1.2" in worker.waiting.by_study) == (state.outcome == "begun")
+
+    assert outcomes == ["begun", "begun", "begun", "failed"]
 
 
 def test_a_sender_that_does_not_answer_holds_up_no_study_that_is_overdue(

@@ -1,0 +1,163 @@
+"""Processes of `listen` that give no sign of life: told about, and never killed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import selectors
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scanloom.engine.listen import parts
+from scanloom.engine.listen.parts import SILENT_S, ListenPart
+from scanloom.engine.listen.receive import _trouble
+from scanloom.engine.listen.spool import Spool
+
+SETUP: Any = None
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> Iterator[ListenPart]:
+    """A process that says everything that it is told."""
+
+    def start(*_: object, messages: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["cat"], bufsize=0, stdin=subprocess.PIPE, stdout=messages)
+
+    monkeypatch.setattr(parts, "start_part", start)
+    with selectors.DefaultSelector() as selector:
+        part = ListenPart(parts.WORKER, SETUP, selector)
+        yield part
+        part.signal(9)
+        while part.runs:
+            part.read()
+
+
+def hear(part: ListenPart, **document: Any) -> None:
+    part.tell(document)
+    part.read()
+
+
+def test_a_process_that_is_silent_is_told_once(
+    part: ListenPart, caplog: pytest.LogCaptureFixture
+) -> None:
+    hear(part, ready={})
+    part.count_silence(SILENT_S - 1)
+    assert part.state == ""
+    hear(part, alive="")
+    part.count_silence(SILENT_S - 1)
+    assert part.state == ""
+    assert not caplog.messages
+
+    part.count_silence(1)
+    part.count_silence(1)
+    assert part.state == "no sign of life for more than 5 minutes"
+    (message,) = caplog.messages
+    assert message.startswith("the worker gives no sign of life")
+    assert "kill -9 " in message
+
+    with caplog.at_level(logging.WARNING):
+        hear(part, alive="")
+    assert part.state == ""
+    assert part.runs
+    assert caplog.messages[1:] == ["the worker gives signs of life again"]
+
+
+def test_what_keeps_a_process_from_its_work_is_told(part: ListenPart, tmp_path: Path) -> None:
+    """The reserve is twice the largest study, of which the page knows nothing."""
+    hear(part, ready={})
+    with Spool(tmp_path / "spool", reserve=1 << 60) as full:
+        hear(part, alive=_trouble(full))
+    assert part.state == "refuses all objects, since the disk has no room"
+    with Spool(tmp_path / "spool") as spool:
+        hear(part, alive=_trouble(spool))
+    assert part.state == ""
+
+
+def test_one_that_loads_its_networks_is_not_silent(
+    part: ListenPart, caplog: pytest.LogCaptureFixture
+) -> None:
+    part.count_silence(10 * SILENT_S)
+
+    assert part.state == "starts"
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("was_ready", "is_ending", "again"),
+    [(False, False, False), (True, False, True), (True, True, False)],
+)
+def test_only_what_is_started_again_is_said_to_be(
+    was_ready: bool,
+    is_ending: bool,
+    again: bool,
+    part: ListenPart,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    part.is_ending = is_ending
+    if was_ready:
+        hear(part, ready={})
+    hear(part, failed=["DISK_FULL", "no room", ""])
+    part.signal(9)
+    while part.runs:
+        part.read()
+
+    assert part.state == "ended (DISK_FULL); it starts again"
+    assert any("started again" in message for message in caplog.messages) == again
+
+
+def test_one_that_reads_nothing_holds_up_nobody(part: ListenPart) -> None:
+    part.signal(19)
+    for _ in range(2000):
+        part.tell({"receiver": "x" * 100})
+    part.signal(18)
+
+
+def test_a_keeper_that_reads_nothing_holds_up_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "KEEPER_S", 0)
+    read, write = os.pipe()
+    lines = parts._Lines(write)
+    for _ in range(2000):
+        lines.say({"text": "x" * 100})
+    said = os.read(read, 1 << 20).splitlines()
+    lines.sign()
+    lines.sign()
+    signs = os.read(read, 1 << 20).splitlines()
+    os.close(read)
+    os.close(write)
+
+    assert {len(json.loads(line)["text"]) for line in said} == {100}
+    assert signs == [b'{"alive": ""}']
+
+
+def test_two_threads_say_something_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper reads nothing, so that both wait."""
+    monkeypatch.setattr(parts, "KEEPER_S", 0.2)
+    read, write = os.pipe()
+    lines = parts._Lines(write)
+    while select.select([], [write], [], 0)[1]:
+        os.write(write, b"x" * 4096)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lines.say, [{}, {}]))
+    os.close(read)
+    os.close(write)
+
+
+def test_the_page_knows_what_it_was_told_last(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b'{"worker": "starts"}\n{"worker": ""}\n{"wor')
+    stdin = os.dup(0)
+    with lines.open("rb") as file:
+        os.dup2(file.fileno(), 0)
+    try:
+        assert parts._told({}) == {"worker": ""}
+        assert parts._told({"worker": ""}) == {"worker": ""}
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
