@@ -127,8 +127,8 @@ def running_target(folder: Path, *, own_process: bool = False, **config: Any) ->
 
 
 def target_keys(port: int, name: str = "pacs", **keys: Any) -> dict[str, Any]:
-    """Return the keys of a target in a page, with short waits."""
-    short = {"patience": 5, "retry": 0.2, "report_within": 5, "give_up": 60}
+    """Return the keys of a target in a page, which is tried again soon."""
+    short = {"patience": 30, "retry": 0.2, "report_within": 60, "give_up": 600}
     place = {"name": name, "title": "TARGET", "address": "127.0.0.1", "port": port}
     return {**place, **short, **keys}
 
@@ -148,7 +148,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until_settled(outbox: Outbox, seconds: float = 40.0, target: str = "") -> None:
+def wait_until_settled(outbox: Outbox, seconds: float = 120.0, target: str = "") -> None:
     """Wait until each line, or each of a target, was delivered or given up."""
     deadline = time.monotonic() + seconds
     while True:
