@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from support.faults import on_small_disk
 from support.real_scans import ROOT
 from support.receivers import DEADLINE, data_set, listening, read_journal
 from support.steady_sender import SYNTAXES
+from support.targets import free_port
 from support.write_dicom import Coding, Words, noise, write_series
 
 pytest.importorskip("pynetdicom")
@@ -36,8 +36,7 @@ def test_what_was_acknowledged_survives_20_kills(tmp_path: Path) -> None:
         pixels = noise((256, 256, 40), seed=len(name))
         write_series(scans / name, pixels, coding=Coding(syntax=syntax), words=words)
     sent = {str(dcmread(path).SOPInstanceUID): path for path in scans.glob("*/*")}
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     told = [tmp_path / f"told {n}" for n in range(SENDERS)]
     arguments = [[str(port), str(scans), str(n), str(file)] for n, file in enumerate(told)]
     command = [sys.executable, steady_sender.__file__]
@@ -48,7 +47,7 @@ def test_what_was_acknowledged_survives_20_kills(tmp_path: Path) -> None:
             with listening(tmp_path / "site", port=port) as receiver:
                 assert not list((receiver.spool / "incoming").iterdir())
                 if kill == KILLS:  # the rest
-                    assert [sender.wait(120) for sender in senders] == [0] * SENDERS
+                    assert [sender.wait(400) for sender in senders] == [0] * SENDERS
                     break
                 count = sum(len(acknowledged(file)) for file in told)
                 time.sleep(chance.uniform(0.2, 1.0))

@@ -64,7 +64,7 @@ class Runs:
     def ends(self, process: subprocess.Popen[bytes], seconds: float = 300) -> int:
         """Return its exit code; all its processes are gone soon after."""
         code = process.wait(seconds)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while processes(self.notes):
             assert time.monotonic() < until, processes(self.notes)
             time.sleep(0.1)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import hashlib
 import json
+import secrets
 import socket
 import subprocess
 import sys
@@ -143,9 +144,11 @@ def site_of(folder: Path, targets: Sequence[dict[str, Any]], **keys: Any) -> Sit
 
 
 def free_port() -> int:
-    """Return a TCP port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a TCP port that is free, and that the system gives to nobody who asks for any."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_until_settled(outbox: Outbox, seconds: float = 120.0, target: str = "") -> None:
