@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
@@ -959,12 +959,7 @@ FIELDS = st.dictionaries(
 )
 
 
-@settings(
-    max_examples=400,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+@settings(max_examples=400)
 @given(st.data())
 def test_no_request_is_a_fault(server: Any, data: st.DataObject) -> None:
     client = getattr(server, "kept", None) or server.client()
@@ -1030,12 +1025,7 @@ STROKE = st.fixed_dictionaries(
 
 
 @pytest.mark.thorough
-@settings(
-    max_examples=200,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+@settings(max_examples=200)
 @given(st.data())
 def test_no_step_of_a_correction_is_a_fault(server: Any, data: st.DataObject) -> None:
     """Strokes, undone and saved ones in any order, some of an old version."""
