@@ -5,11 +5,13 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from scanloom.core import user_cache_folder
@@ -19,6 +21,18 @@ from scanloom.own_python import make_private_folder
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # pytest-xdist tells workers the terminal's width: outputs would not be as in a pipe
 os.environ.pop("COLUMNS", None)
+
+with suppress(ImportError):  # the GPU's tests run without it, too
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in each run, however busy the machine is
+    settings.register_profile(
+        "certain",
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("certain")
 
 ENDS_WITHIN_S = 300
 """Of the process of the tests, after the last one; longer than the wait for one of its helpers."""
@@ -46,6 +60,14 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             if cases[test] % n:
                 item.add_marker(pytest.mark.thorough)
             cases[test] += 1
+
+
+def pytest_runtest_setup() -> None:
+    """Draw the same numbers in a test whatever ran before it; PyTorch begins with others."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  # that of libraries
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
 
 
 def pytest_sessionfinish() -> None:

@@ -65,7 +65,7 @@ def test_a_scan_is_in_page_locked_memory_before_its_turn(
 
     @contextmanager
     def turn() -> Iterator[None]:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while fake.pinned_bytes < volume.array.nbytes and time.monotonic() < until:
             time.sleep(0.01)
         held.append((fake.pinned_bytes, fake.ledger.operations))

@@ -26,7 +26,7 @@ from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
 from support.write_dicom import noise
 
-DEADLINE = 60  # s a scan: its own deadlines are shorter
+DEADLINE = 300  # s a scan: its own deadlines are shorter
 BATCH = 20  # scans that lie in one folder
 
 

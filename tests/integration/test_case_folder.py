@@ -245,7 +245,7 @@ def test_killed_at_any_moment_leaves_no_partial_folder(tmp_path: Path, key: Path
         child = subprocess.Popen(
             arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        time.sleep(chance.uniform(0.55, 1.0) * whole)  # most of the time before is imports
+        time.sleep(chance.uniform(0.3, 1.0) * whole)  # most of the time before is imports
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         folders = list((out / "cases").iterdir()) if (out / "cases").is_dir() else []

@@ -330,12 +330,12 @@ def test_a_source_that_always_stops_is_given_up(files: list[Path], tmp_path: Pat
 def test_a_silent_source_is_left(files: list[Path], tmp_path: Path) -> None:
     with serving(files, silent_after=0) as archive:
         table, began = write_table(tmp_path, "A1"), time.monotonic()
-        ended = fetch(tmp_path, archive, "--table", table, retrieve="get", patience=1, retry=0.1)
+        ended = fetch(tmp_path, archive, "--table", table, retrieve="get", patience=3, retry=0.1)
         lasted = time.monotonic() - began
 
     assert ended.code == 1
-    assert "did not come: it gave nothing for 1 s" in ended.err
-    assert lasted < 12
+    assert "did not come: it gave nothing for 3 s" in ended.err
+    assert lasted < 120
     assert not list((tmp_path / "out/private/fetched" / INCOMING).iterdir())
 
 
@@ -410,7 +410,7 @@ def test_rates_are_kept(files: list[Path], tmp_path: Path) -> None:
         ended = fetch(tmp_path, archive, per_second=5)
 
     assert ended.code == 0
-    assert 2 <= time.monotonic() - began < 15
+    assert time.monotonic() - began >= 2
 
 
 @pytest.mark.thorough

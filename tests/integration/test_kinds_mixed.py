@@ -173,7 +173,7 @@ def test_slices_with_equal_values_in_another_notation_are_read(tmp_path, which):
     assert len(values_of(tmp_path)) == 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     keyword=st.sampled_from(["EchoTime", "InversionTime", "FlipAngle", "KVP"]),
     value=st.floats(1.0, 900.0),

@@ -114,7 +114,7 @@ def turns(draw: st.DrawFn) -> Turn:
 
 
 @pytest.mark.thorough
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     turn=turns(),
     digits=st.sampled_from((1, 2)),
@@ -137,7 +137,7 @@ def test_rounded_positions_are_restored(pattern, turn, digits, step, count, orig
     assert not Grid((4, 4, count), stack.affine).sheared
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     turn=turns(),
     step=st.floats(0.6, 5),

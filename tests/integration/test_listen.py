@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +35,7 @@ from support.listeners import (
 )
 from support.receivers import DEADLINE, Receiver, listening, send
 from support.steady_sender import SYNTAXES
+from support.targets import free_port
 from support.write_dicom import uid
 
 pytest.importorskip("pynetdicom")
@@ -91,7 +91,7 @@ def test_studies_of_two_senders_are_segmented_once(tmp_path: Path) -> None:
     rules[0]["workflow"] = str(workflow)
     early = late[:14] + twice + broken
     random.Random(5).shuffle(early)
-    keys = {"rules": rules, "quiet": "2 s", "cluster": "none"}
+    keys = {"rules": rules, "quiet": "8 s", "cluster": "none"}
     with listening(tmp_path / "site", **keys) as receiver:
         answers: dict[Path, int | None] = {}
         sender = threading.Thread(
@@ -155,7 +155,7 @@ def test_a_study_waits_for_what_its_sender_has_until_the_longest_wait(tmp_path: 
             "peers": [{"title": "PYNETDICOM", "ask": ask}],
             "rules": [{"workflow": str(workflow)}],
             "quiet": "1 s",
-            "longest_wait": "12 s",
+            "longest_wait": "25 s",
             "cluster": "none",
         }
         with listening(tmp_path / "site", **keys) as receiver:
@@ -215,8 +215,7 @@ def test_every_study_is_segmented_whatever_is_killed(
             for path in write_study(tmp_path / "written", f"{syntax}{m}"):
                 shutil.copy(path, scans / syntax / f"{n}{m}{path.name}")
     workflow = write_workflow(tmp_path / "workflow")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     keys = {"rules": [{"workflow": str(workflow)}], "quiet": "3 s", "port": port}
     command = [sys.executable, steady_sender.__file__, str(port), str(scans), "1", str(told)]
     parts = ["parts receiver", "parts worker", "worker.child_main", "spawn_main"]
@@ -234,7 +233,7 @@ def test_every_study_is_segmented_whatever_is_killed(
                     receiver.process.kill()
                     wait_for(lambda: not of_listen(mark))  # no orphan, by itself
             with listening(tmp_path / "site", **keys) as receiver:
-                assert sender.wait(120) == 0
+                assert sender.wait(300) == 0
                 wait_for(lambda: list(outcomes(receiver).values()) == ["done"] * 4, 300)
                 assert receiver.stop() == 0
         finally:

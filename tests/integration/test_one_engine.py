@@ -202,7 +202,7 @@ def test_the_first_of_several_deciding_workers_chooses_the_engine(tmp_path: Path
         assert worker.stdin
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    (answer,) = {worker.communicate(timeout=60)[0] for worker in workers}
+    (answer,) = {worker.communicate(timeout=300)[0] for worker in workers}
     kept = [OutputEngines(tmp_path).recorded(f"net-{n}") for n in range(50)]
     assert [record and record.engine for record in kept] == answer.split()
     assert not list((tmp_path / ".work").glob("*"))

@@ -26,6 +26,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, 
 from support import canaries
 from support.commands import Ended, scanloom
 from support.https_server import write_certificate
+from support.listeners import wait_for
 from support.real_scans import scans
 from support.receivers import (
     DEADLINE,
@@ -48,10 +49,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:Invalid value for VR", "ignore:.
 @pytest.fixture(scope="module")
 def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
     """A receiver that all tests of this module share that don't end it."""
-    limits = {"idle": "2 s", "handshake": "1 s", "associations": 6}
     titles = ("PYNETDICOM", "STORESCU", "DCMSEND", "ECHOSCU")
     peers = [{"title": title, "addresses": "127.0.0.1"} for title in titles]
-    with listening(tmp_path_factory.mktemp("receiver"), limits=limits, peers=peers) as started:
+    folder = tmp_path_factory.mktemp("receiver")
+    with listening(folder, limits={"associations": 6}, peers=peers) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
+    """A receiver for those who say nothing, which waits long enough for a busy machine."""
+    limits = {"idle": "4 s", "handshake": "3 s"}
+    with listening(tmp_path_factory.mktemp("impatient"), limits=limits) as started:
         yield started
 
 
@@ -310,7 +319,7 @@ def test_other_addresses_are_not_answered(receiver: Receiver) -> None:
     connection = socket.create_connection(
         ("127.0.0.1", receiver.port), source_address=("127.0.0.2", 0)
     )
-    connection.settimeout(0.9)  # before a silent one would be closed
+    connection.settimeout(14)  # before a silent one would be closed
     with contextlib.suppress(ConnectionError):
         assert connection.recv(1) == b""
     connection.close()
@@ -342,20 +351,20 @@ def silent(port: int, count: int = 12) -> list[socket.socket]:
 
 def read_to_the_end(connection: socket.socket) -> None:
     """Read until the receiver closes the connection; fail if it does not."""
-    connection.settimeout(20)
+    connection.settimeout(DEADLINE)
     with contextlib.suppress(ConnectionError):
         while connection.recv(4096):
             pass
     connection.close()
 
 
-def test_silent_connections_stop_nobody_and_are_closed(receiver: Receiver, tmp_path: Path) -> None:
+def test_silent_connections_stop_nobody_and_are_closed(impatient: Receiver, tmp_path: Path) -> None:
     files = series(tmp_path, "beside silence")
-    connections = silent(receiver.port)
+    connections = silent(impatient.port)
 
-    assert set(send(receiver.port, files).values()) == {0}
+    assert set(send(impatient.port, files).values()) == {0}
 
-    assert_kept(receiver, files)
+    assert_kept(impatient, files)
     for connection in connections:
         read_to_the_end(connection)
 
@@ -364,9 +373,9 @@ def test_silent_connections_stop_nobody_and_are_closed(receiver: Receiver, tmp_p
 def test_many_silent_connections_bar_their_own_address_only(tmp_path: Path) -> None:
     """Each address has places of its own, so that one machine does not take all."""
     files = series(tmp_path, "beside many")
-    with listening(tmp_path / "site", limits={"handshake": "20 s"}) as receiver:
+    with listening(tmp_path / "site", limits={"handshake": "300 s"}) as receiver:
         many = [
-            socket.create_connection(("127.0.0.1", receiver.port), 5, ("127.0.0.9", 0))
+            socket.create_connection(("127.0.0.1", receiver.port), DEADLINE, ("127.0.0.9", 0))
             for _ in range(140)
         ]
         assert set(send(receiver.port, files).values()) == {0}
@@ -375,24 +384,22 @@ def test_many_silent_connections_bar_their_own_address_only(tmp_path: Path) -> N
             connection.close()
 
 
-def test_an_association_left_open_ends(receiver: Receiver) -> None:
-    with association(receiver.port) as made:
+def test_an_association_left_open_ends(impatient: Receiver) -> None:
+    with association(impatient.port) as made:
         assert made.send_c_echo().Status == 0
-        deadline = time.monotonic() + 20
-        while made.is_established and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(lambda: not made.is_established)
         assert made.is_aborted
 
 
-def test_a_byte_a_second_is_cut_off_and_harms_no_other(receiver: Receiver, tmp_path: Path) -> None:
+def test_a_byte_a_second_is_cut_off_and_harms_no_other(impatient: Receiver, tmp_path: Path) -> None:
     """Before the request, and in the middle of a data set."""
     files = series(tmp_path, "beside a slow one")
-    with association(receiver.port, files) as made:
+    with association(impatient.port, files) as made:
         header = struct.pack(">BBL", 4, 0, 5000) + struct.pack(">LBB", 4996, 1, 3)
         slow = made.dul.socket.socket
-        early = silent(receiver.port, 1)[0]
+        early = silent(impatient.port, 1)[0]
         ended = set()
-        for byte in (b"\1", *(header[n : n + 1] for n in range(len(header)))):
+        for byte in (b"\1", *(header[n : n + 1] for n in range(len(header))), *[b"\0"] * 40):
             for connection, sent in ((early, b"\1\0\0\0\4\0"[:1]), (slow, byte)):
                 try:
                     connection.sendall(sent)
@@ -403,8 +410,8 @@ def test_a_byte_a_second_is_cut_off_and_harms_no_other(receiver: Receiver, tmp_p
             time.sleep(0.8)
         assert len(ended) == 2
         early.close()
-    assert set(send(receiver.port, files).values()) == {0}
-    assert not list((receiver.spool / "incoming").iterdir())
+    assert set(send(impatient.port, files).values()) == {0}
+    assert not list((impatient.spool / "incoming").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -418,20 +425,21 @@ def test_a_byte_a_second_is_cut_off_and_harms_no_other(receiver: Receiver, tmp_p
     ],
 )
 def test_what_is_no_dicom_ends_its_connection_only(
-    content: bytes, receiver: Receiver, tmp_path: Path
+    content: bytes, impatient: Receiver, tmp_path: Path
 ) -> None:
-    connection = silent(receiver.port, 1)[0]
+    connection = silent(impatient.port, 1)[0]
     connection.sendall(content)
     read_to_the_end(connection)
     files = series(tmp_path, f"beside {content[:9]!r}")
-    assert set(send(receiver.port, files).values()) == {0}
+    assert set(send(impatient.port, files).values()) == {0}
 
 
 @pytest.mark.slow
 def test_mutated_streams_leave_nothing_and_harm_no_other(
-    receiver: Receiver, tmp_path: Path
+    impatient: Receiver, tmp_path: Path
 ) -> None:
     """What DICOM peers never send: the bytes of an association, some of them changed or lost."""
+    receiver = impatient
     files, chance = series(tmp_path, "stream", slices=2), random.Random(5)
     parts = recorded_stream(receiver.port, files)
     threads = len(list(Path(f"/proc/{receiver.process.pid}/task").iterdir()))
@@ -513,13 +521,6 @@ def begin_data_set(made: object, context: int, path: Path) -> None:
         made.dul.send_pdu(part)  # type: ignore[attr-defined]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 # --- TLS -----------------------------------------------------------------------------------------
 
 
@@ -565,7 +566,7 @@ def test_tls_takes_known_certificates_and_silence_stops_nobody(tmp_path: Path) -
 @pytest.mark.parametrize("number", [15, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_ends_after_the_running_data_set(number: int, tmp_path: Path) -> None:
     [path] = write_series(tmp_path / "big", noise((2048, 2048, 1)), words=Words(name="b"))[:1]
-    with listening(tmp_path / "site", limits={"idle": "20 s"}) as receiver:
+    with listening(tmp_path / "site") as receiver:
         statuses: list[int | None] = []
         with association(receiver.port, [path]) as made:
             sender = threading.Thread(
@@ -574,10 +575,11 @@ def test_it_ends_after_the_running_data_set(number: int, tmp_path: Path) -> None
             )
             sender.start()
             # on a busy machine the whole data set may come between two looks
-            wait_for(lambda: bool(statuses) or any((receiver.spool / "incoming").iterdir()))
+            while not statuses and not any((receiver.spool / "incoming").iterdir()):
+                time.sleep(0.005)
             receiver.process.send_signal(number)
-            sender.join(60)
-            assert receiver.process.wait(60) == 0
+            sender.join(DEADLINE)
+            assert receiver.process.wait(DEADLINE) == 0
         assert statuses == [0]
         assert_kept(receiver, [path])
 
@@ -705,7 +707,7 @@ def test_an_answer_that_took_long_is_sent_at_once(tmp_path: Path) -> None:
             began = time.monotonic()
             assert made.send_c_store(path).Status == 0
             took.append(time.monotonic() - began)
-    assert 0.7 < min(took) < 0.9, took
+    assert 0.7 < min(took) < 0.9, took  # the least of four: a busy machine has one that is quick
 
 
 # --- synced before it is answered ----------------------------------------------------------------

@@ -213,7 +213,7 @@ def test_dask_gives_the_same_results(runs: Runs, archive: Path) -> None:
 
     assert ended == 1, (runs.folder / "log").read_text()
     check_whole_archive(runs, archive)
-    wait_for(lambda: not processes(runs.notes), 10)
+    wait_for(lambda: not processes(runs.notes))
 
 
 @both_layouts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -127,7 +126,9 @@ def test_cases_that_a_limit_of_address_space_stopped_are_tried_again(
 
 @pytest.mark.usefixtures("key")
 @pytest.mark.parametrize("command", ["segment", pytest.param("run", marks=pytest.mark.slow)])
-def test_a_user_without_name_and_home_gets_results(tmp_path: Path, command: str) -> None:
+def test_a_user_without_name_and_home_gets_results(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container can be started with a number for its user."""
     nobody = [*NOBODY, sys.executable, "-c", "import os; os.getuid() == 54321 or exit(1)"]
     if (
@@ -138,7 +139,8 @@ def test_a_user_without_name_and_home_gets_results(tmp_path: Path, command: str)
     model = write_tiny_bundle(tmp_path / "bundles")
     out, archive = tmp_path / "out", write_archive(tmp_path / "archive")
     workflow = write_workflow(tmp_path / "workflow.yaml", model)
-    before = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("scanloom-caches-*"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
 
     if command == "run":
         arguments = ["run", workflow, archive, "--cluster", "none"]
@@ -148,8 +150,7 @@ def test_a_user_without_name_and_home_gets_results(tmp_path: Path, command: str)
 
     assert ended.code == 0, ended.err
     assert len(list((out / "cases").iterdir())) == (3 if command == "run" else 1)
-    after = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("scanloom-caches-*"))
-    assert after <= before
+    assert not list((tmp_path / "temporary").glob("scanloom-caches-*"))
 
 
 def test_without_a_home_the_key_has_to_be_named(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from pydicom import Dataset, dcmread
 
 from support.commands import scanloom, scanloom_forked
 from support.dicom_source import kept, objects_of, syntax, write_page
+from support.listeners import wait_for
 from support.orthanc import running_orthanc
 from support.real_scans import scans
-from support.receivers import dcmtk
+from support.receivers import DEADLINE, dcmtk
 from support.targets import free_port
 
 pytest.importorskip("dicomweb_client")
@@ -143,11 +146,17 @@ def dcmtk_archive(folder: Path, port: int, files: list[Path]) -> Iterator[int]:
             [program, "-c", str(config)], stdout=log, stderr=log, env=dict(os.environ)
         )
     try:
-        time.sleep(1)
+        wait_for(partial(listens, own))
         yield own
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(DEADLINE)
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 @pytest.mark.parametrize("how", ["get", "move"])

@@ -51,7 +51,7 @@ def test_studies_go_in_and_results_come_back(tmp_path: Path) -> None:
             "peers": [{"title": "ORTHANC", "ask": asked}, {"title": "PYNETDICOM"}],
             "rules": [{"workflow": str(workflow), "send": "archive"}],
             "targets": [{**target, "port": archive.port, "commitment": "yes", "retry": 0.2}],
-            "quiet": "2 s",
+            "quiet": "8 s",
             "cluster": "none",
         }
         names = [upload(pacs, files) for files in studies[1:]]

@@ -12,6 +12,7 @@ from pydicom.filebase import DicomBytesIO
 
 from scanloom.engine.listen.outbox import Outbox, outbox_folder
 from support.commands import scanloom, scanloom_forked
+from support.listeners import wait_for
 from support.orthanc import Orthanc, running_orthanc
 from support.real_scans import scans
 from support.receivers import listening
@@ -126,6 +127,7 @@ def test_two_orthancs_one_of_which_comes_late(tmp_path: Path) -> None:
                 outbox.add(case, name)
         with listening(folder, port=port, targets=targets) as receiver:
             wait_until_settled(outbox, target="first")
+            wait_for(lambda: outbox.trouble("late").tries)
             assert outbox.trouble("late").reason == "it can't be reached"
             assert first.stored().keys() == objects_of(*cases).keys()
             with running_orthanc(tmp_path / "late", at=late, **known) as second:

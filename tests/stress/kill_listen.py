@@ -88,7 +88,7 @@ CHUNK = 12
 """Files that Orthanc A, and a run of storescu, sends at once."""
 PATIENCE = 900.0
 """Seconds for a state to come, beyond which the script fails."""
-SOON = 20.0
+SOON = 60.0
 """Seconds that processes may outlive the keeper."""
 PARTS = {"receiver": "parts receiver", "worker": "parts worker", "delivery": "parts delivery"}
 NETWORK = "worker.child_main"
@@ -454,6 +454,7 @@ def left_over(receiver: Receiver, mark: str, temporary: Path) -> list[str]:
     out = receiver.folder / "out"
     outbox = outbox_folder(out)
     Outbox(outbox).tidy()
+    look_for(lambda: not processes(mark), SOON, 0.1)
     found = [f"process {name}" for name in processes(mark).values()]
     for folder in (receiver.spool / "incoming", receiver.spool / "clearing", out / ".work"):
         found += map(str, folder.iterdir() if folder.is_dir() else ())

@@ -89,7 +89,7 @@ class ClusterRun:
         assert not list(self.out.glob("failed/*"))
         for name in ("distributed", "Traceback", "Warning", "asyncio", "tornado"):
             assert name not in self.output
-        self.until(lambda: not processes(self.notes), "the end of all processes", 15.0)
+        self.until(lambda: not processes(self.notes), "the end of all processes")
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def listeners(notes: Path) -> list[tuple[str, int]]:
 
 def http_answer(port: int, route: str) -> str:
     """Return the status that a port gives for a route, "" where it speaks no HTTP."""
-    with closing(socket.create_connection(("127.0.0.1", port), timeout=5.0)) as line:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=60.0)) as line:
         line.sendall(f"GET {route} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         line.settimeout(2.0)
         try:

@@ -85,7 +85,7 @@ class Archive:
     def place(self) -> dict[str, Any]:
         """The keys of a source in a page, with short waits."""
         place = {"name": "pacs", "title": "ARCHIVE", "address": "127.0.0.1", "port": self.port}
-        return {**place, "patience": 3, "retry": 0.1}
+        return {**place, "patience": 20, "retry": 0.1}
 
     def headers(self) -> list[Dataset]:
         return [dcmread(path, stop_before_pixels=True) for path in self.files]
@@ -149,7 +149,7 @@ class Archive:
                 event.assoc.abort()
                 return
             if n == self.silent_after:
-                self.over.wait(20)
+                self.over.wait(300)
             ds = dcmread(path)
             self.sent.append(str(ds.SOPInstanceUID))
             if ds.SOPInstanceUID in self.broken:

@@ -36,9 +36,16 @@ from pynetdicom.sop_class import (
     Verification,
 )
 
+from scanloom.io.network.peer import Checkpoint
+
 SEG, SR, RTSTRUCT = (f"1.2.840.10008.5.1.4.1.1.{end}" for end in ("66.4", "88.22", "481.3"))
 LABELMAP = "1.2.840.10008.5.1.4.1.1.66.7"
 DEFAULTS = {"port": 0, "commit": "none", "report_to": 0, "find": False, "times": 10**6}
+
+
+def pause_surely(event: evt.Event) -> None:
+    """Let the reactor of an association take no answer to a request of ours."""
+    event.assoc._reactor_checkpoint = Checkpoint()
 
 
 class Target:
@@ -117,12 +124,15 @@ class Target:
         entity = AE("TARGET")
         entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = 20
         entity.add_requested_context(StorageCommitmentPushModel)
-        entity.acse_timeout = entity.dimse_timeout = entity.connection_timeout = 5
+        entity.connection_timeout = 5
         role = build_role(StorageCommitmentPushModel, scp_role=True)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             made = entity.associate(
-                "127.0.0.1", self.config["report_to"], ae_title="SCANLOOM", ext_neg=[role]
+                *("127.0.0.1", self.config["report_to"]),
+                ae_title="SCANLOOM",
+                ext_neg=[role],
+                evt_handlers=[(evt.EVT_CONN_OPEN, pause_surely)],
             )
             if made.is_established:
                 self.report(request, made)
@@ -160,6 +170,7 @@ def serve(config: dict[str, Any]) -> Any:
     _config.UNRESTRICTED_STORAGE_SERVICE = _config.STORE_RECV_CHUNKED_DATASET = False
     target = Target(config)
     handlers = [
+        (evt.EVT_CONN_OPEN, pause_surely),
         (evt.EVT_C_STORE, target.store),
         (evt.EVT_C_FIND, target.find),
         (evt.EVT_N_ACTION, target.commit),

@@ -10,7 +10,9 @@ import sys
 import time
 
 from pydicom import dcmread
-from pynetdicom import AE, _config
+from pynetdicom import AE, _config, evt
+
+from scanloom.io.network.peer import Checkpoint
 
 PATIENCE_S = 20
 DEADLINE_S = 7200
@@ -25,10 +27,16 @@ SYNTAXES = (
 )
 
 
+def pause_surely(event: evt.Event) -> None:
+    """Let the reactor of an association take no answer to a request of ours."""
+    event.assoc._reactor_checkpoint = Checkpoint()
+
+
 def main() -> None:
     """Send until stdin ends."""
     _config.STORE_SEND_CHUNKED_DATASET = True  # the bytes of the file
     _config.LOG_HANDLER_LEVEL = "none"
+    handlers = [(evt.EVT_CONN_OPEN, pause_surely)]
     entity = AE("PYNETDICOM")
     entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = PATIENCE_S
     for sop_class in CLASSES:
@@ -40,7 +48,9 @@ def main() -> None:
         dcmread(path, specific_tags=[])  # a mistake of the caller ends the process
         while time.monotonic() < deadline:
             if made is None or not made.is_established:
-                made = entity.associate("127.0.0.1", int(sys.argv[1]), ae_title="SCANLOOM")
+                made = entity.associate(
+                    *("127.0.0.1", int(sys.argv[1])), ae_title="SCANLOOM", evt_handlers=handlers
+                )
             if not made.is_established:
                 time.sleep(0.2)
                 continue

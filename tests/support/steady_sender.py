@@ -11,7 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from pynetdicom import AE, _config
+from pynetdicom import AE, _config, evt
+
+from scanloom.io.network.peer import Checkpoint
 
 CT = "1.2.840.10008.5.1.4.1.1.2"
 DEADLINE_S = 1800
@@ -19,11 +21,17 @@ DEADLINE_S = 1800
 SYNTAXES = {"plain": "1.2.840.10008.1.2.1", "rle": "1.2.840.10008.1.2.5"}
 
 
+def pause_surely(event: evt.Event) -> None:
+    """Let the reactor of an association take no answer to a request of ours."""
+    event.assoc._reactor_checkpoint = Checkpoint()
+
+
 def main() -> None:
     """Send the files of FOLDER/plain and FOLDER/rle, shuffled, each second one twice."""
     port, folder, seed = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     _config.STORE_SEND_CHUNKED_DATASET = True
     _config.LOG_HANDLER_LEVEL = "none"
+    handlers = [(evt.EVT_CONN_OPEN, pause_surely)]
     entity = AE("PYNETDICOM")
     entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = 20
     for syntax in SYNTAXES.values():
@@ -34,7 +42,9 @@ def main() -> None:
     with Path(sys.argv[4]).open("a", buffering=1) as told:
         deadline = time.monotonic() + DEADLINE_S
         while waiting and time.monotonic() < deadline:
-            made = entity.associate("127.0.0.1", port, ae_title="SCANLOOM")
+            made = entity.associate(
+                *("127.0.0.1", port), ae_title="SCANLOOM", evt_handlers=handlers
+            )
             while waiting and made.is_established:
                 try:
                     status = made.send_c_store(waiting[-1])

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import hashlib
 import json
+import secrets
 import socket
 import subprocess
 import sys
@@ -127,8 +128,8 @@ def running_target(folder: Path, *, own_process: bool = False, **config: Any) ->
 
 
 def target_keys(port: int, name: str = "pacs", **keys: Any) -> dict[str, Any]:
-    """Return the keys of a target in a page, with short waits."""
-    short = {"patience": 5, "retry": 0.2, "report_within": 5, "give_up": 60}
+    """Return the keys of a target in a page, which is tried again soon."""
+    short = {"patience": 30, "retry": 0.2, "report_within": 60, "give_up": 600}
     place = {"name": name, "title": "TARGET", "address": "127.0.0.1", "port": port}
     return {**place, **short, **keys}
 
@@ -143,12 +144,14 @@ def site_of(folder: Path, targets: Sequence[dict[str, Any]], **keys: Any) -> Sit
 
 
 def free_port() -> int:
-    """Return a TCP port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a TCP port that is free, and that the system gives to nobody who asks for any."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
-def wait_until_settled(outbox: Outbox, seconds: float = 40.0, target: str = "") -> None:
+def wait_until_settled(outbox: Outbox, seconds: float = 120.0, target: str = "") -> None:
     """Wait until each line, or each of a target, was delivered or given up."""
     deadline = time.monotonic() + seconds
     while True:

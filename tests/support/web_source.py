@@ -64,7 +64,7 @@ class WebArchive:
     @property
     def place(self) -> dict[str, Any]:
         """The keys of a source in a page, with short waits."""
-        return {"name": "pacs", "url": self.url, "patience": 3, "retry": 0.1}
+        return {"name": "pacs", "url": self.url, "patience": 20, "retry": 0.1}
 
     def matching(self, parts: Sequence[str], keys: dict[str, str]) -> list[tuple[Path, Dataset]]:
         places = dict(zip(parts[::2], parts[1::2], strict=False))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from support.listeners import wait_for
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STARTS_A_CHILD = """
@@ -42,18 +43,15 @@ def test_the_output_of_a_failed_command_is_in_the_error(meter):
 
 
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(meter, tmp_path):
-    start, known = time.monotonic(), tmp_path / "child"
+    known, limits = tmp_path / "child", iter((2, 10, 60))  # a busy machine may start it late
 
-    with pytest.raises(meter.Failed, match="did not end within 2 s"):
-        meter.run([sys.executable, "-c", STARTS_A_CHILD, known], limit=2)
+    while not (known.exists() and known.read_text()):
+        limit = next(limits)
+        with pytest.raises(meter.Failed, match=f"did not end within {limit} s"):
+            meter.run([sys.executable, "-c", STARTS_A_CHILD, known], limit=limit)
 
-    assert time.monotonic() - start < 60
     child = int(known.read_text())
-    for _ in range(100):
-        if not _runs(child):
-            return
-        time.sleep(0.1)
-    pytest.fail("the child runs on")
+    wait_for(lambda: not _runs(child))
 
 
 def test_others_go_on_after_one_has_failed(meter, monkeypatch):

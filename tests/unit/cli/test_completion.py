@@ -95,7 +95,7 @@ def zsh(line: str, environment: dict[str, str], expected: str) -> str:
 
 def run(command: list[str], environment: dict[str, str]) -> list[str]:
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     return [line for line in done.stdout.splitlines() if line]
 

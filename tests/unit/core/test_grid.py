@@ -7,7 +7,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
@@ -35,7 +35,6 @@ GRIDS = st.builds(
 
 
 @given(GRIDS, POINTS)
-@settings(deadline=None, derandomize=True)
 def test_there_and_back(grid, points):
     """Indices become millimetres and the same indices again."""
     np.testing.assert_allclose(grid.index(grid.world(points)), points, atol=1e-6)
@@ -43,7 +42,6 @@ def test_there_and_back(grid, points):
 
 
 @given(GRIDS, POINTS)
-@settings(deadline=None, derandomize=True)
 def test_voxels_lie_where_nibabel_and_itk_put_them(grid, points):
     """World positions are those of two independent libraries; ITK's are LPS."""
     image = sitk.Image(1, 1, 1, sitk.sitkUInt8)
@@ -60,7 +58,6 @@ def test_voxels_lie_where_nibabel_and_itk_put_them(grid, points):
 
 
 @given(GRIDS)
-@settings(deadline=None, derandomize=True)
 def test_axis_codes_are_nibabels(grid):
     """The direction in which each index grows, wherever one of them is nearest for sure."""
     weights = np.sort(np.abs(grid.affine[:3, :3] / grid.spacing), axis=0)
@@ -92,7 +89,6 @@ def test_two_axes_never_share_a_patient_axis():
 
 
 @given(GRIDS)
-@settings(deadline=None, derandomize=True)
 def test_sizes_in_millimetres(grid):
     """Spacing, extent and volume of a voxel are those that nibabel and geometry give."""
     np.testing.assert_allclose(grid.spacing, nib.affines.voxel_sizes(grid.affine))
@@ -102,7 +98,6 @@ def test_sizes_in_millimetres(grid):
 
 
 @given(ANGLES, SPACINGS, st.sampled_from([0, 1, 2]), st.floats(0.01, 0.8), FLIPS)
-@settings(deadline=None, derandomize=True)
 def test_the_axis_that_leans_is_found(angles, spacing, axis, lean, flips):
     """Of a stack that leans both ways, the stacking direction is the sheared axis."""
     affine = affine_of(angles, spacing, flips=flips)

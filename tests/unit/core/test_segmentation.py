@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scanloom.core import Code, Grid, Layer, Segmentation, Structure, is_slug
@@ -36,7 +36,6 @@ def test_not_slugs(text):
 
 
 @given(st.text(max_size=10))
-@settings(deadline=None, derandomize=True)
 def test_a_slug_is_ascii_in_small_letters(text):
     if is_slug(text):
         assert text.isascii()

@@ -126,7 +126,7 @@ def test_status_is_never_half_written(tmp_path: Path) -> None:
     status_writer.plan(1000, before=0, work=1000)
     until = time.monotonic() + 0.5
     seen = 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or seen <= 10:
         status_writer.start(f"case{seen}")
         try:
             Status.read(tmp_path)
@@ -135,7 +135,6 @@ def test_status_is_never_half_written(tmp_path: Path) -> None:
         seen += 1
     status_writer.close("stopped")
 
-    assert seen > 10
     assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
 
 

@@ -57,7 +57,7 @@ windows = st.builds(
 
 
 @pytest.mark.thorough
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.tuples(sizes, sizes, sizes), windows, st.integers(0, 2), st.integers(1, 5))
 def test_scores_equal_monais(shape: Shape, window: Window, axis: int, batch: int) -> None:
     """Any grid, window, overlap, padding; along any axis; any number of windows at once."""

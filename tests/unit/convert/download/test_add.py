@@ -632,7 +632,7 @@ def slowly(content: bytes, stop: int | None = None) -> Page:
         handler.end_headers()  # type: ignore[attr-defined]
         handler.wfile.write(content[:stop])  # type: ignore[attr-defined]
         handler.wfile.flush()  # type: ignore[attr-defined]
-        time.sleep(1 if stop is None else 20)
+        time.sleep(1 if stop is None else 600)
 
     return Page(reply=reply)
 
@@ -644,7 +644,7 @@ def test_of_two_processes_one_downloads(own: Path, bundle: Path, server: Server)
 
     processes = [start(server, own, request) for _ in range(2)]
 
-    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [process.wait(300) for process in processes] == [0, 0]
     assert len(server.log) == 1
     assert names(own) == ["spleen"]
     assert find_model("spleen").weights.file.read_bytes() == WEIGHTS
@@ -658,7 +658,7 @@ def test_a_killed_process_leaves_no_model_and_the_next_continues(
     stop = len(content) * tenth // 10
     server.pages["/spleen.zip"] = slowly(content, stop)
     process = start(server, own, f"{server.address}/spleen.zip")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while sum(p.stat().st_size for p in own.rglob("*.part")) < stop:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -271,7 +271,7 @@ def test_a_server_that_stalls_is_given_up(
     server: Server, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "TIMEOUT_S", 0.2)
-    server.pages["/w"] = Page(reply=lambda handler: time.sleep(1))
+    server.pages["/w"] = Page(reply=lambda handler: time.sleep(5))
 
     assert "does not answer" in refusal(Remote(f"{server.address}/w"), target).detail
 

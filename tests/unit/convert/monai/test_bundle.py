@@ -1057,7 +1057,7 @@ VALUES = st.one_of(
 
 
 @given(st.booleans(), st.integers(min_value=0), VALUES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_change_gives_a_card_or_a_refusal(in_config: bool, which: int, value: Any) -> None:
     """Any value in any entry gives a card or a refusal, never another error."""
     config, metadata = spleen_config(), spleen_metadata()

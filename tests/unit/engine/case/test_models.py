@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from scanloom.cards.card_file import card_digest
@@ -59,10 +58,8 @@ def test_an_engine_that_is_started_again_refuses_weights_that_changed(
         other_weights(bundle)
         # Loaded before, so still right
         kept = engine.run(em.make_case(tmp_path, "b", SOFT_TISSUE_HU)).record
-        for child in psutil.Process().children():
-            if "scanloom.engine.worker.child_main" in child.cmdline():
-                child.kill()
-                child.wait()
+        assert engine._child
+        engine._child.kill()
         with pytest.raises(ScanError) as fault:
             engine.run(em.make_case(tmp_path, "c", SOFT_TISSUE_HU))
     finally:

@@ -110,7 +110,7 @@ def test_a_writer_is_after_the_one_that_it_waits_for() -> None:
 
 def test_writers_run_at_the_same_time() -> None:
     """Each waits for the other: one after the other, neither would end."""
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=120)
     written_by(both.wait, both.wait)
 
 
@@ -123,7 +123,7 @@ def test_an_error_comes_out_when_all_writers_have_ended() -> None:
         raise OSError(28, "no space")
 
     def slow() -> None:
-        failed.wait(20)
+        failed.wait(120)
         written.append(1)
 
     with pytest.raises(OSError, match="no space"):

@@ -238,19 +238,20 @@ def test_a_study_that_cannot_be_read_now_is_tried_again(
 def test_a_sender_that_does_not_answer_holds_up_no_study_that_is_overdue(
     tmp_path: Path, page: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "ASK_AGAIN_S", 0.2)
+    monkeypatch.setattr(work, "ASK_AGAIN_S", 600.0)
     images = Images("digest", {"1.2": 3}, ("PACS",))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ask = {"title": "ARCHIVE", "address": "127.0.0.1", "port": silent.getsockname()[1]}
-        page["peers"][0]["ask"] = ask | {"patience": 1}
+        page["peers"][0]["ask"] = ask | {"patience": 60}
         worker = worker_of(tmp_path, page)
         worker._askers = ThreadPoolExecutor(1)
         try:
             assert worker._answer("1.1", images, is_overdue=True) is None  # it is asked just now
-            time.sleep(0.3)
+            monkeypatch.setattr(work, "ASK_AGAIN_S", 0.0)
             assert worker._answer("1.1", images, is_overdue=False) is None
             answer = worker._answer("1.1", images, is_overdue=True)
             assert answer is not None
             assert answer.result(0) is None
         finally:
+            silent.close()
             worker._askers.shutdown(wait=True, cancel_futures=True)

@@ -68,7 +68,7 @@ def test_admitted_cases_fit_in_memory_in_order_of_arrival(
     free = limit - base_bytes([model.card for model in models])
     assert needs[20] < needs[100] < needs[800] < free < needs[800] + needs[100]
     inside: list[float] = []
-    most, order, lock = [0.0, 0], [], threading.Lock()
+    most, order, lock, go = [0.0, 0], [], threading.Lock(), threading.Event()
 
     def visit(slices: int) -> None:
         with gate.shared(needs[slices]):
@@ -76,14 +76,18 @@ def test_admitted_cases_fit_in_memory_in_order_of_arrival(
                 inside.append(needs[slices])
                 order.append(slices)
                 most[:] = max(most[0], sum(inside)), max(most[1], len(inside))
-            time.sleep(0.01)
+            go.wait()
+            time.sleep(0.001)
             with lock:
                 inside.remove(needs[slices])
 
     with ThreadPoolExecutor(40) as pool:
-        for slices in [20] * 10 + [800] + [100] * 5 + [20] * 10 + [800] + [20] * 10:
+        cases = [20] * 10 + [800] + [100] * 5 + [20] * 10 + [800] + [20] * 10
+        for number, slices in enumerate(cases, 1):
             pool.submit(visit, slices)
-            time.sleep(0.002)
+            while len(order) + len(gate._queue) < number:  # each has come before the next
+                time.sleep(0.001)
+        go.set()
 
     assert len(order) == 37
     assert most[0] <= free

@@ -131,7 +131,11 @@ def test_a_child_that_is_stopped_while_it_starts_is_given_up(
 ) -> None:
     """The case does not fit into the buffer of its socket."""
     monkeypatch.setattr(supervisor, "_START_TIMEOUT_S", 0.1)
+<<<<<<< HEAD
     child = ChildProcess(setup(tmp_path, weights))
+=======
+    child = WorkerProcess(setup(tmp_path, weights, make_predictors=partial(time.sleep, 600)))
+>>>>>>> steady
     os.kill(child._process.pid, signal.SIGSTOP)
     case = em.make_case(tmp_path, "one")
     files = case.series.files * 20_000
@@ -251,7 +255,7 @@ def test_stop_ends_a_case_without_a_record(engine: WorkerSupervisor, tmp_path: P
             assert not coming.done(), coming.result()
             time.sleep(0.05)
         engine.stop()
-        outcome = coming.result(timeout=5)
+        outcome = coming.result(timeout=60)
 
     assert outcome.record is None
     assert not list((tmp_path / "out" / "cases").glob("*"))
@@ -260,9 +264,8 @@ def test_stop_ends_a_case_without_a_record(engine: WorkerSupervisor, tmp_path: P
 @pytest.mark.thorough
 def test_the_child_goes_when_the_engine_stops(engine: WorkerSupervisor, tmp_path: Path) -> None:
     engine.run(em.make_case(tmp_path, "one"))
-    [child] = [
-        p for p in psutil.Process().children() if "scanloom.engine.worker.child_main" in p.cmdline()
-    ]
+    assert engine._child
+    child = psutil.Process(engine._child._process.pid)
 
     engine.stop(patience=5.0)
 

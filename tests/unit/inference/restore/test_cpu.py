@@ -75,7 +75,7 @@ def made_up(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(made_up())
 def test_labels_are_those_of_plain_torch_but_for_ties(case: Case) -> None:
     kernels, torches = labelled(case, cpu.label), labelled(case, restore_torch)

@@ -76,7 +76,7 @@ def restored(
     return restorer.labels
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(grids, network_grids, st.integers(1, 5), st.integers(1, 5), st.integers(0, 99))
 def test_labels_are_the_argmax_of_scores_brought_back(
     source: Grid, network: NetworkGrid, classes: int, step: int, seed: int
@@ -108,7 +108,7 @@ def test_half_scores_are_mixed_in_float32(dtype: torch.dtype) -> None:
     np.testing.assert_array_equal(restorer.labels[0], expected)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(grids, network_grids, st.integers(0, 99))
 def test_thresholds_are_applied_to_scores_brought_back(
     source: Grid, network: NetworkGrid, seed: int
@@ -146,7 +146,7 @@ def test_more_classes_than_a_byte_holds() -> None:
     assert (labels == 300).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(grids, network_grids, st.integers(0, 99))
 def test_a_scan_is_shown_linearly(source: Grid, network: NetworkGrid, seed: int) -> None:
     """The network's input is the scan at its voxels' positions, for sheared scans too."""
@@ -160,7 +160,7 @@ def test_a_scan_is_shown_linearly(source: Grid, network: NetworkGrid, seed: int)
     np.testing.assert_allclose(seen.numpy(), truth, atol=2e-3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(grids, network_grids)
 def test_the_networks_grid_covers_the_scan(source: Grid, network: NetworkGrid) -> None:
     """Every voxel lies on it, but for MONAI's rounding of shape and of the middle of a shear."""

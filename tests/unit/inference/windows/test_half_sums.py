@@ -62,7 +62,7 @@ lengths = st.integers(3, 17)
 flips = st.sampled_from([(), (0,), (1, 2), (0, 1, 2)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.tuples(lengths, lengths, lengths),
     st.tuples(*[st.integers(3, 9)] * 3),
@@ -87,7 +87,7 @@ def test_windows_of_three_dimensions(
 
 
 @pytest.mark.thorough
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.tuples(lengths, lengths, lengths), st.tuples(*[st.integers(3, 9)] * 2), st.integers(0, 2))
 def test_windows_of_two_dimensions(shape: Shape, size: tuple[int, int], axis: int) -> None:
     """Slices across the first axis, mirrored within the slice."""

@@ -33,7 +33,7 @@ def test_an_example_of_even_starts() -> None:
     assert even_starts(110, 64, 0.5) == [0, 23, 46]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.tuples(*[st.integers(2, 40)] * 3))
 def test_filtered_point_equals_scipys_in_three_dimensions(size: Any) -> None:
     window = Window(size, 0.5, "gaussian_filter", sums="float16")

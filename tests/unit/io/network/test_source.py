@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,10 +158,12 @@ def test_instances_are_listed_in_parts() -> None:
     assert whole["QueryRetrieveLevel"] == "SERIES"
 
 
-def test_a_few_bytes_are_silence() -> None:
+def test_a_few_bytes_are_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now[0]))
     pulse = Pulse(0.2)
     for _ in range(4):
-        threading.Event().wait(0.1)
+        now[0] += 0.1
         pulse.add(10)
     assert pulse.is_silent
     pulse.add(1000)

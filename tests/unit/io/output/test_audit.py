@@ -132,7 +132,7 @@ def test_processes_share_a_trail(tmp_path: Path) -> None:
     command = [sys.executable, "-c", APPEND_MANY, str(tmp_path), KEY.hex()]
     workers = [subprocess.Popen([*command, name]) for name in "abc"]
     try:
-        assert [worker.wait(60) for worker in workers] == [0] * 3
+        assert [worker.wait(300) for worker in workers] == [0] * 3
     finally:
         for worker in workers:
             worker.kill()

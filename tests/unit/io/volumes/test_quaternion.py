@@ -84,7 +84,7 @@ def turn(vector: tuple[float, ...], angle: float) -> Rotation:
     return Rotation.from_rotvec(np.array(vector) / np.linalg.norm(vector) * angle)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(codes=st.sampled_from(case_folders.ORDERS), vector=VECTORS, angle=ANGLES)
 def test_what_is_said_is_near_for_all_readers(
     codes: str, vector: tuple[float, ...], angle: float, tmp_path_factory: pytest.TempPathFactory

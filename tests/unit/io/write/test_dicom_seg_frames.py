@@ -32,7 +32,7 @@ def random_labels(shape: tuple[int, ...], numbers: list[int], dtype: type) -> ND
     return random.choice(np.array([0, *numbers], dtype), shape)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_frames_are_the_masks_packed(data: st.DataObject) -> None:
     size = data.draw(st.tuples(*(st.integers(1, n) for n in (19, 9, 9))))

@@ -52,7 +52,7 @@ def test_text_is_made_of_what_the_typeface_has(text, expected):
 
 
 @given(st.text(min_size=1, max_size=80), st.integers(40, 400))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_lines_are_never_too_wide(text, width):
     """Wrapped and shortened text stays within its column."""
     assert all(text_width(line, 14) <= width for line in wrap_text(text, 14, width))
@@ -70,7 +70,7 @@ def test_wrapping_loses_no_word():
 
 
 @given(st.floats(1e-3, 1e4))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_scale_bars_are_of_round_length(most):
     """1, 2 or 5 times a power of ten, at least 40 % of the room, written as it is long."""
     length, text = round_length(most)

@@ -30,7 +30,7 @@ def apart(a: Frame, b: Frame, gap: int) -> bool:
 
 
 @given(LENGTH, LENGTH, LENGTH)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_planes_fit_and_keep_apart(x, y, z):
     """Whatever the field of view, frames lie beside each other, on the page, in proportion."""
     planes = arrange_planes((x, y), (x, z), (y, z), LEGEND)
@@ -60,7 +60,7 @@ def test_the_legend_lies_beside_or_below_the_planes(legend):
 
 
 @given(st.integers(1, 40), LENGTH, LENGTH)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_tiles_take_the_full_width(count, width, height):
     """At most eight columns, none on another."""
     frames = arrange_mosaic(count, (width, height))
@@ -81,7 +81,7 @@ def test_sixteen_tiles_are_two_rows_of_eight():
 
 
 @given(st.lists(st.tuples(LENGTH, LENGTH), min_size=3, max_size=3))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_a_row_fills_its_room(sizes):
     """The frames of a thumbnail end where it ends."""
     frames = fill_row(sizes, (520, 200))

@@ -60,6 +60,12 @@ class Server:
         return client
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests wait for the end of a look at the folders, also on a busy machine."""
+    monkeypatch.setattr("scanloom.review.server.state.MAX_WAIT_S", 60.0)
+
+
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two cases: an oblique one with its image, and a sheared one in two layers above 255."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
@@ -735,9 +735,9 @@ def test_wrong_strokes_are_refused(server: Any, name: str) -> None:
 # --- what changes under the server ----------------------------------------------------------------
 
 
-def wait_for_a_look() -> None:
-    """Wait until the server looks for new cases again."""
-    time.sleep(2.1)
+def let_it_look(server: Any) -> None:
+    """Let the server look for new cases at the next request."""
+    server.state.worklist._next_look = 0.0
 
 
 @pytest.mark.thorough
@@ -753,7 +753,7 @@ def test_cases_appear_and_go_while_it_runs(
     subfolder = "." if layout == "flat" else f"_{new.name[-2:]}"
     shutil.copytree(new, server.out / "cases" / subfolder / new.name, copy_function=shutil.copy2)
     shutil.rmtree(folder_of(server.out, server.cases[1]))
-    wait_for_a_look()
+    let_it_look(server)
 
     listed = client.get("/api/worklist").json()
 
@@ -783,7 +783,7 @@ def test_a_verdict_on_a_replaced_result_is_stale(server: Any) -> None:
     (stand_in / "timing.json").write_text(json.dumps(timing))
     shutil.rmtree(folder)
     stand_in.rename(folder)
-    wait_for_a_look()
+    let_it_look(server)
 
     answer = client.post(f"/api/case/{name}/verdict", json=body)
 
@@ -959,12 +959,7 @@ FIELDS = st.dictionaries(
 )
 
 
-@settings(
-    max_examples=400,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+@settings(max_examples=400)
 @given(st.data())
 def test_no_request_is_a_fault(server: Any, data: st.DataObject) -> None:
     client = getattr(server, "kept", None) or server.client()
@@ -1030,12 +1025,7 @@ STROKE = st.fixed_dictionaries(
 
 
 @pytest.mark.thorough
-@settings(
-    max_examples=200,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+@settings(max_examples=200)
 @given(st.data())
 def test_no_step_of_a_correction_is_a_fault(server: Any, data: st.DataObject) -> None:
     """Strokes, undone and saved ones in any order, some of an old version."""

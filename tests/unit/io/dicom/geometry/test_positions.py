@@ -177,7 +177,7 @@ PLACES: dict[str, Callable[[Grid, Path], None]] = {
 
 
 @pytest.mark.parametrize("kind", PLACES)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(grid=grids())
 def test_a_grid_is_published_where_it_is(
     kind: str, grid: Grid, tmp_path_factory: pytest.TempPathFactory
@@ -187,7 +187,7 @@ def test_a_grid_is_published_where_it_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(grid=grids())
 def test_two_thousand_grids_of_each_kind(
     kind: str, grid: Grid, tmp_path_factory: pytest.TempPathFactory

@@ -348,13 +348,13 @@ def test_a_sequence_without_end_takes_no_time(
     sequence = struct.pack("<HH2sHI", 8, 0x1140, b"SQ", 0, 0xFFFFFFFF)
     content = struct.pack("<HH2sH", 8, 0x60, b"CS", 2) + b"CT" + sequence
     path.write_bytes(bytes(128) + b"DICM" + content + item * (1 << 17))
-    begun = time.monotonic()
+    begun = time.process_time()
 
     (header,) = read_headers([path])
 
     assert isinstance(header, ScanError)
     assert header.code == "DAMAGED"
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_vrs_are_those_that_pydicom_knows():
