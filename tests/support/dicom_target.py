@@ -36,7 +36,7 @@ from pynetdicom.sop_class import (
     Verification,
 )
 
-from scanloom.io.network.peer import Checkpoint
+from scanloom.io.network.peer import ReactorCheckpoint
 
 SEG, SR, RTSTRUCT = (f"1.2.840.10008.5.1.4.1.1.{end}" for end in ("66.4", "88.22", "481.3"))
 LABELMAP = "1.2.840.10008.5.1.4.1.1.66.7"
@@ -45,7 +45,7 @@ DEFAULTS = {"port": 0, "commit": "none", "report_to": 0, "find": False, "times":
 
 def pause_surely(event: evt.Event) -> None:
     """Let the reactor of an association take no answer to a request of ours."""
-    event.assoc._reactor_checkpoint = Checkpoint()
+    event.assoc._reactor_checkpoint = ReactorCheckpoint()
 
 
 class Target:

@@ -12,7 +12,7 @@ import time
 from pydicom import dcmread
 from pynetdicom import AE, _config, evt
 
-from scanloom.io.network.peer import Checkpoint
+from scanloom.io.network.peer import ReactorCheckpoint
 
 PATIENCE_S = 20
 DEADLINE_S = 7200
@@ -29,7 +29,7 @@ SYNTAXES = (
 
 def pause_surely(event: evt.Event) -> None:
     """Let the reactor of an association take no answer to a request of ours."""
-    event.assoc._reactor_checkpoint = Checkpoint()
+    event.assoc._reactor_checkpoint = ReactorCheckpoint()
 
 
 def main() -> None:

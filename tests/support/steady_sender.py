@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pynetdicom import AE, _config, evt
 
-from scanloom.io.network.peer import Checkpoint
+from scanloom.io.network.peer import ReactorCheckpoint
 
 CT = "1.2.840.10008.5.1.4.1.1.2"
 DEADLINE_S = 1800
@@ -23,7 +23,7 @@ SYNTAXES = {"plain": "1.2.840.10008.1.2.1", "rle": "1.2.840.10008.1.2.5"}
 
 def pause_surely(event: evt.Event) -> None:
     """Let the reactor of an association take no answer to a request of ours."""
-    event.assoc._reactor_checkpoint = Checkpoint()
+    event.assoc._reactor_checkpoint = ReactorCheckpoint()
 
 
 def main() -> None:

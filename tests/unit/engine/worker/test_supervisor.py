@@ -134,7 +134,7 @@ def test_a_child_that_is_stopped_while_it_starts_is_given_up(
 <<<<<<< HEAD
     child = ChildProcess(setup(tmp_path, weights))
 =======
-    child = WorkerProcess(setup(tmp_path, weights, make_predictors=partial(time.sleep, 600)))
+    child = ChildProcess(setup(tmp_path, weights, make_predictors=partial(time.sleep, 600)))
 >>>>>>> steady
     os.kill(child._process.pid, signal.SIGSTOP)
     case = em.make_case(tmp_path, "one")
