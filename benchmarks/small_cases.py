@@ -2,8 +2,9 @@
 
 Half of the cases are DICOM series of 64 x 64 x 32 voxels, half NIfTI files of the same voxels. A
 small network finds five structures in one window. Steps are those of `scanloom segment` in this
-process, each counted in its own thread without the steps inside it. The run is `scanloom run` with
-one worker, all its processes together, less what a run over a few cases takes.
+process, each counted in its own thread without the steps inside it. The runs are `scanloom run`
+with one worker, without Dask and with it, all processes together, less what a run over a few cases
+takes.
 """
 
 from __future__ import annotations
@@ -154,14 +155,14 @@ def _checked(record: Any) -> int:
     return 1
 
 
-def run_seconds(archive: Sequence[Path], bundle: Path, root: Path) -> float:
+def run_seconds(archive: Sequence[Path], bundle: Path, root: Path, cluster: str) -> float:
     """Return the processor seconds of a run over scans, with those of its worker."""
     workflow = root / "workflow.yaml"
     lines = ("name: tiny", f"models: ['{bundle}']", "policy: {modality: CT}")
     workflow.write_text("\n".join((*lines, "execution: {device: cpu}", "")), encoding="utf-8")
     out = root / "run"
     shutil.rmtree(out, ignore_errors=True)
-    command = ["run", workflow, *archive, "--out", out, "--cluster", "none", "--quiet"]
+    command = ["run", workflow, *archive, "--out", out, "--cluster", cluster, "--quiet"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "scanloom", *map(str, command)],
@@ -194,8 +195,11 @@ def main() -> None:
                 found[step].append(milliseconds)
             if options.steps_only:
                 continue
-            many, few = (run_seconds(some, bundle, root) for some in (scans, scans[:FEW]))
-            found["a case of `scanloom run`"].append(1000 * (many - few) / options.cases)
+            for cluster in ("none", "local"):
+                both = (scans, scans[:FEW])
+                many, few = (run_seconds(some, bundle, root, cluster) for some in both)
+                row = f"a case of `scanloom run --cluster {cluster}`"
+                found[row].append(1000 * (many - few) / options.cases)
     rows = [[step, median(values)] for step, values in found.items() if median(values) >= 0.05]
     print(table(["step", "cpu ms a case"], rows))
 

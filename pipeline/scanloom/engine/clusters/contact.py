@@ -365,7 +365,8 @@ WORKER_SETTINGS: dict[str, Any] = {
     "distributed.admin.low-level-log-length": 100,
     "distributed.admin.system-monitor.gil.enabled": False,
     "distributed.deploy.lost-worker-timeout": "1 day",  # its nanny may be restarting it
-    "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
+    "distributed.admin.tick.interval": "1s",  # its default takes 1 % of a core per process
+    "distributed.nanny.pre-spawn-environ": {},  # the worker's own: see `worker_environment`
 }
 """Settings of workers; their memory is limited by the child process, not by Dask."""
 

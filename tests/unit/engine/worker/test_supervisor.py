@@ -32,6 +32,7 @@ from scanloom.engine.worker.supervisor import (
     ChildDiedError,
     ChildProcess,
     WorkerSupervisor,
+    child_environment,
 )
 from support import engine_models as em
 from support.warm_workers import WARM_WORKERS
@@ -300,6 +301,16 @@ def test_the_child_of_a_worker_that_dies_at_once_loads_no_models(tmp_path: Path)
             child.wait(60)
         finally:
             child.kill()
+
+
+def test_a_child_does_not_map_its_memory_anew_for_each_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dask's nannies set a threshold, also in clusters that others have started."""
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+    assert "MALLOC_TRIM_THRESHOLD_" not in child_environment()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")  # the user's own
+    assert child_environment()["MALLOC_TRIM_THRESHOLD_"] == "1000000"
 
 
 def test_the_gate_admits_an_exclusive_case_alone() -> None:
