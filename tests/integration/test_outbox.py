@@ -194,15 +194,10 @@ def test_one_refused_class_is_given_up_and_the_others_go(tmp_path: Path) -> None
         pytest.param(
             {"refuse": {SR: 0xC000}}, "it can't understand the object (status C000)", marks=THOROUGH
         ),
-<<<<<<< HEAD
         pytest.param(
             {"refuse": {SR: 0x0110}}, "it refuses the object (status 0110)", marks=THOROUGH
         ),
-        ({"refuse": {SR: -1}}, "it ended the association, or did not answer within 5 s"),
-=======
-        pytest.param({"refuse": {SR: 0xA700}}, "it has no room (status A700)", marks=THOROUGH),
         ({"refuse": {SR: -1}}, "it ended the association, or did not answer within 30 s"),
->>>>>>> steady
         pytest.param(
             {"fail": {SR: 0x0110}}, "not committed: processing failed (0110)", marks=THOROUGH
         ),

@@ -124,11 +124,7 @@ def association(
     """Yield an association of pynetdicom that offers each class of files in its own syntax."""
     from pynetdicom import AE, _config, evt
 
-<<<<<<< HEAD
-    from scanloom.io.network.peer import ReactorCheckpoint
-=======
     from support.dicom_target import pause_surely
->>>>>>> steady
 
     _config.STORE_SEND_CHUNKED_DATASET = True  # the bytes of the file, whatever they are
     entity = AE(title)
@@ -141,12 +137,6 @@ def association(
     for sop_class, syntax in sorted(offered):
         entity.add_requested_context(sop_class, UID(syntax))
 
-<<<<<<< HEAD
-    def pause_surely(event: Any) -> None:
-        event.assoc._reactor_checkpoint = ReactorCheckpoint()
-
-=======
->>>>>>> steady
     made = entity.associate(
         *("127.0.0.1", port),
         ae_title=called,

@@ -132,11 +132,7 @@ def test_a_child_that_is_stopped_while_it_starts_is_given_up(
 ) -> None:
     """The case does not fit into the buffer of its socket."""
     monkeypatch.setattr(supervisor, "_START_TIMEOUT_S", 0.1)
-<<<<<<< HEAD
-    child = ChildProcess(setup(tmp_path, weights))
-=======
     child = ChildProcess(setup(tmp_path, weights, make_predictors=partial(time.sleep, 600)))
->>>>>>> steady
     os.kill(child._process.pid, signal.SIGSTOP)
     case = em.make_case(tmp_path, "one")
     files = case.series.files * 20_000
