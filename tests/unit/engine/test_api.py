@@ -218,7 +218,7 @@ def test_an_argument_of_another_type_is_refused_by_name(
         ({"max_size": "x"}, "max_size must be a number and a unit.*, got 'x'"),
         ({"memory_limit": []}, "memory_limit must be a number and a unit"),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else ", ".join(each),
 )
 def test_an_argument_of_segment_of_another_type_is_refused_by_name(
     options: dict[str, Any], expected: str, tmp_path: Path
