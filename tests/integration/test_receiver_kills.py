@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -66,7 +67,8 @@ def test_what_was_acknowledged_survives_20_kills(tmp_path: Path) -> None:
                     assert [sender.wait(400) for sender in senders] == [0] * SENDERS
                     break
                 count = sum(len(acknowledged(file)) for file in told)
-                time.sleep(chance.uniform(0.2, 1.0))
+                wait_for(partial(takes_two_more, told, count, senders))
+                time.sleep(chance.uniform(0.0, 0.8))
                 incoming = receiver.spool / "incoming"
                 if kill % 2:  # every second one in a data set
                     stop_in_a_data_set(receiver.process.pid, incoming)
@@ -96,6 +98,12 @@ def test_what_was_acknowledged_survives_20_kills(tmp_path: Path) -> None:
     assert stored.keys() == {arrival.instance for arrival in read_journal(receiver.spool)}
     assert moments["in a data set"] > 3, moments
     assert moments["stored"] > KILLS, moments
+
+
+def takes_two_more(told: list[Path], count: int, senders: list[subprocess.Popen[bytes]]) -> bool:
+    """Return whether two more files than `count` were acknowledged, or all were sent."""
+    now = sum(len(acknowledged(file)) for file in told)
+    return now > count + 1 or all(sender.poll() is not None for sender in senders)
 
 
 def acknowledged(file: Path) -> set[Path]:

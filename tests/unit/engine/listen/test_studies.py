@@ -127,7 +127,7 @@ def test_the_first_arrival_stays_and_the_last_moves(tmp_path: Path) -> None:
     waiting, journal = WaitingStudies(spool, queue, ""), Journal(spool / "journal")
     for age in (3000, 1000):
         journal.append(Arrival(time.time() - age, "new", STUDY, "1.2", "1.3", "PACS"))
-        waiting._looked -= 60  # busy for so long
+        waiting._looked -= 4000  # busy for so long
         waiting.look()
     journal.close()
 

@@ -194,7 +194,7 @@ def test_what_comes_after_the_study_was_cleared_stays_flagged(
     images, waiting = Images("digest", {"1.2.1": 3}, ("PACS",)), Waiting(0.0, 0.0)
     worker.waiting.by_study["1.2"] = waiting
     queue.write("1.2", StudyState(**{"images": "other", "seen": 1.0, "cleared": True} | before))
-    cases = SimpleNamespace(pending=[PlainCase()], left_out=[], records=[])
+    cases = SimpleNamespace(pending=[PlainCase()], left_out=[], records=[], compare=lambda: None)
     submitted = list[PlainCase]()
     steps = SimpleNamespace(enter=lambda cases: None)
     lane: Any = SimpleNamespace(submit=submitted.extend, steps=steps, request=None)
@@ -202,7 +202,7 @@ def test_what_comes_after_the_study_was_cleared_stays_flagged(
     worker._lanes = dict.fromkeys(worker._requests, lane)
     monkeypatch.setattr(worker, "_rule_of", lambda *_: worker._site.rules[0])
     monkeypatch.setattr(work, "index_of", lambda *_: None)
-    monkeypatch.setattr(work.RunCases, "of_index", lambda *_: cases)
+    monkeypatch.setattr(work, "RunCases", lambda *_: cases)
     monkeypatch.setattr(work, "AuditTrail", lambda *_: SimpleNamespace(append=lambda *_: None))
     cases.pending[0].series = SimpleNamespace(series_uid="1.2.1")
 
