@@ -275,7 +275,7 @@ class _Option(TyperOption):
         """Return the value and its source."""
         if opts.get(self.name) is not _UNSET:
             return super().consume_value(ctx, opts)
-        _, source = super().consume_value(ctx, {})
+        _, source = super().consume_value(ctx, {})  # an enum of click's, or of typer's own copy
         return self.default, type(source)["DEFAULT"]
 
 
@@ -288,7 +288,7 @@ class Command(_PlainHelp, TyperCommand):
             # SCANLOOM_KEY is read where keys are: `report` goes on without the key that it names
             if parameter.param_type_name == "option" and option_key(parameter) != "key":
                 parameter.envvar = parameter.envvar or variable_of(parameter)
-                parameter.__class__ = _Option
+                parameter.__class__ = _Option  # typer makes them, and has no place for a class
 
     def make_parser(self, ctx: Any) -> Any:
         """Return the parser: --no-NAME unsets each option that a variable or file may set."""

@@ -75,7 +75,7 @@ class UnfitWorker:
     fault: str
 
 
-class SupervisorPlugin(WorkerPlugin):  # type: ignore[misc]
+class SupervisorPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask's is untyped
     """Starts the supervisor of a worker before its first task, also after a restart."""
 
     idempotent = False

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydicom.uid import generate_uid
@@ -160,7 +161,8 @@ def test_a_clock_that_was_put_forward_ends_no_wait_for_a_report(
         now = time.time() + month
         monkeypatch.setattr(time, "time", partial(float, now))
         lines = [line for line in again(outbox).open_lines() if line.due < now]
-        sending = delivery._Delivery(outbox, target, list, None, threading.Event())  # type: ignore
+        parts: Any = (outbox, target, list, None, threading.Event())
+        sending = delivery._Delivery(*parts)
         sending._confirm(peer, lines)  # type: ignore[arg-type]
         assert peer.asked == min(n + 1, 2)
 

@@ -155,7 +155,8 @@ def test_tables_that_are_never_written_are_told_once(
     tmp_path: Path, page: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = worker_of(tmp_path, page)
-    worker._tables = SimpleNamespace(poll=lambda: None, pid=4711)  # type: ignore[assignment]
+    running: Any = SimpleNamespace(poll=lambda: None, pid=4711)
+    worker._tables = running
     worker._tables_began = time.monotonic() - work.TABLES_LONG_S + 60
     worker._keep_tables()
     assert not caplog.messages
