@@ -223,7 +223,7 @@ def test_what_was_refused_once_is_sent_again(trouble: str, case: Path, tmp_path:
     value = {trouble: {RTSTRUCT: 0xA700 if trouble == "refuse" else 0x0213}, "times": 1}
     with running_target(tmp_path / "target", commit="same association", **value) as target:
         outbox.add(case, "pacs")
-        with delivery(site_of(tmp_path, [target_keys(target.port)]), outbox):
+        with delivery(site_of(tmp_path, [target_keys(target.port, report_within=0.5)]), outbox):
             wait_until_settled(outbox)
         assert target.has(case)
         assert sorted(target.told("store").values()) == [1, 1, 2]

@@ -307,12 +307,12 @@ def test_wrong_titles_are_rejected(
         assert (answer.result, answer.result_source, answer.diagnostic) == (1, 1, diagnostic)
 
 
-def test_a_sender_that_uses_tls_by_mistake_is_told(receiver: Receiver) -> None:
-    with socket.create_connection(("127.0.0.1", receiver.port)) as connection:
+def test_a_sender_that_uses_tls_by_mistake_is_told(impatient: Receiver) -> None:
+    with socket.create_connection(("127.0.0.1", impatient.port)) as connection:
         connection.sendall(bytes.fromhex("16030100050100000100"))  # the begin of a TLS handshake
         read_to_the_end(connection)
 
-    wait_for(lambda: "a connection from 127.0.0.1 sent no DICOM; if it was TLS" in receiver.log)
+    wait_for(lambda: "a connection from 127.0.0.1 sent no DICOM; if it was TLS" in impatient.log)
 
 
 def test_other_addresses_are_not_answered(receiver: Receiver) -> None:
