@@ -59,7 +59,7 @@ unshare --net --mount bash -euc '
     inside demo --out /out/demo
     inside segment /scans --out /out/results
     inside verify /out/results
-    inside export /out/results /out/copy
+    inside export /out/results --folder /out/copy
     inside doctor --out /out/results
 ' - "$root" "$scratch"
 say "all well"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,6 +223,36 @@ def test_options_in_the_papers_exist() -> None:
     for page in PAGES_OF_TODAY:
         for option in re.findall(pattern, page.read_text("utf-8")):
             assert option in known, f"{page.name}: {option}"
+
+
+def commands_in(page: Path, names: str) -> Iterator[list[str]]:
+    """Yield the arguments of each `scanloom NAME` on a line of code of a page, or of a script."""
+    text = page.read_text("utf-8")
+    blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code = "\n".join(blocks) if page.suffix == ".md" else text
+    lines = re.sub(r"\\\n\s*", " ", code).splitlines()
+    for line in lines:
+        found = re.search(rf"\b(?:scanloom|inside) ((?:{names})\b[^>|&]*)", line)
+        if found is not None:
+            yield shlex.split(found[1], comments=True)
+
+
+def test_command_lines_in_the_papers_are_accepted() -> None:
+    """Each has only options of its own command, with their values, and no argument too many."""
+    seen = 0
+    program: Any = get_command(app)
+    names = "|".join(program.commands)
+    for page in [*PAGES_OF_TODAY, *(ROOT / "deploy").glob("*.sh"), *ROOT.glob("workflows/*.yaml")]:
+        for words in commands_in(page, names):
+            command = program
+            rest = list(words)
+            while rest and rest[0] in getattr(command, "commands", {}):
+                command = command.commands[rest.pop(0)]
+            parser = command.make_parser(command.context_class(command, info_name="scanloom"))
+            _, left, _ = parser.parse_args(rest)  # raises for an option that is not its own
+            assert not left, f"{page.name}: {words}"
+            seen += 1
+    assert seen > 100
 
 
 def source(path: str) -> Path | None:
