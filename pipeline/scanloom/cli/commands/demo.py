@@ -92,7 +92,7 @@ def demo(
 ) -> None:
     """Segment the sample studies and compare the volumes with the known ones.
 
-    The studies are a synthetic torso, and a head drawn of a label map: no scan of a patient.
+    The studies are a synthetic torso, and a head drawn from a label map: no scan of a patient.
     """
     with error_boundary(general.mode):
         from scanloom.cli.commands.segment import run
