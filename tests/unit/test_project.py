@@ -51,8 +51,8 @@ OPTIONS_OF_OTHERS = {
     | {"--build-arg", "--network", "--read-only", "--tmpfs"},
     "monai.bundle": {"--batch", "--config_file", "--steps"},
     "nnU-Net": {"--disable_tta", "--save_probabilities", "--verify_dataset_integrity"},
-    "pip": {"--find-links", "--no-index", "--require-hashes", "--upgrade"},
-    "sbatch": {"--array", "--constraint", "--gres", "--nice"},
+    "pip": {"--extra-index-url", "--find-links", "--no-index", "--require-hashes", "--upgrade"},
+    "sbatch": {"--array", "--constraint", "--cpus-per-task", "--gres", "--mem", "--nice"},
     "sha256sum": {"--check"},
     "torchrun": {"--nproc_per_node"},
     "TotalSegmentator": {"--ml", "--output_type", "--preview", "--radiomics"}
