@@ -26,7 +26,7 @@ from scanloom.convert.files import (
     unsupported,
 )
 from scanloom.convert.monai.metadata import Text
-from scanloom.convert.weights import find_weights, load_torch
+from scanloom.convert.weights import NNUNET_KEY, find_weights, load_torch
 from scanloom.core import Flag, Reason, ScanError, Structure, counted, slug
 
 MAX_CHAIN: Final = 20
@@ -415,8 +415,6 @@ CHECKPOINTS: Final = ("checkpoint_final.pth", _BEST)
 _FOLD: Final = re.compile(r"fold_\d+", re.ASCII)
 MAX_FOLDS: Final = 100
 """Most folds of a model; nnU-Net trains five."""
-WEIGHTS_KEY: Final = "network_weights"
-"""Entry of a checkpoint that holds the state dict."""
 _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
 """Readers that take voxels as a file stores them, whatever their direction."""
 _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
@@ -605,7 +603,7 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], 
         if file is None:
             raise damaged(f"{truncate(fold)} has no {CHECKPOINTS[0]}")
         checkpoints.append(read_checkpoint(file))  # before its digest, which reads the whole file
-        weights.append(find_weights(file, WEIGHTS_KEY, f"the checkpoint of {fold}"))
+        weights.append(find_weights(file, NNUNET_KEY, f"the checkpoint of {fold}"))
     if len({checkpoint.configuration for checkpoint in checkpoints}) > 1:
         raise damaged("the folds are of different configurations")
     return tuple(weights), checkpoints[0]
@@ -647,8 +645,8 @@ def read_checkpoint(file: Path) -> Checkpoint:
     mirror = content.get("inference_allowed_mirroring_axes") or ()
     if not isinstance(trainer, str) or not isinstance(configuration, str):
         raise damaged("the checkpoint does not name its trainer and configuration")
-    if not isinstance(content.get(WEIGHTS_KEY), dict):
-        raise ScanError(Reason.MODEL_WEIGHTS, f"the checkpoint has no {WEIGHTS_KEY}")
+    if not isinstance(content.get(NNUNET_KEY), dict):
+        raise ScanError(Reason.MODEL_WEIGHTS, f"the checkpoint has no {NNUNET_KEY}")
     axes = tuple(mirror) if isinstance(mirror, tuple | list) else (-1,)
     if not all(type(axis) is int and 0 <= axis <= 2 for axis in axes) or len({*axes}) < len(axes):
         raise damaged("the checkpoint's mirrored axes are not axes")

@@ -39,6 +39,9 @@ FLOAT32_KEY: Final = "float32"
 ONNX_KEY: Final = "onnx"
 """`ForeignWeights.key` of an ONNX file."""
 _MAX_HEADER_BYTES: Final = 100_000_000
+NNUNET_KEY: Final = "network_weights"
+"""`ForeignWeights.key` of a checkpoint of nnU-Net, whose networks list most layers two or four
+times: each tensor is stored once."""
 """Largest header of a safetensors file, as of the library."""
 _KERNEL_DIMS: Final = 5
 _NUMBERS: Final = "?bBhHiIlLqQefd"
@@ -219,6 +222,9 @@ def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int,
     if not all(isinstance(k, str) and _is_plain(v) for k, v in data.items()):
         detail = "the weights file's state dict contains values that are not plain tensors"
         raise ScanError(Reason.MODEL_WEIGHTS, detail)
+    if key == NNUNET_KEY:
+        first = {(v.data_ptr(), v.shape, v.stride()): k for k, v in reversed(data.items())}
+        data = {k: data[k] for k in first.values()}
     # before a view of few numbers is written out as many
     check_growth(sum(v.numel() * v.element_size() for v in data.values()), len(content))
     # clones: safetensors refuse tensors that share their numbers

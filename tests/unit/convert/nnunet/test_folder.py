@@ -7,16 +7,20 @@ import json
 import pickle
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from scanloom.cards.card import Argmax, Clip, KeepLargest, ModelCard, Normalize, Paint
 from scanloom.convert.readers import read_model
 from scanloom.convert.store import is_model
+from scanloom.convert.weights import NNUNET_KEY, convert_weights
 from scanloom.core import ScanError
+from scanloom.inference.network.loading import load_network, read_weights
 from support.nnunet_folders import (
     ARCHITECTURE,
     CONFIGURATION,
@@ -58,6 +62,17 @@ def test_the_folder_of_a_dataset_stands_for_its_only_model(tmp_path: Path) -> No
 
     assert is_model(folder.parent)
     assert read_model(folder.parent) == read_model(folder)
+
+
+def test_a_tensor_of_several_names_is_stored_once(tmp_path: Path) -> None:
+    card = read(tmp_path)
+    stored = convert_weights(card.weights, tmp_path)
+
+    network = load_network(replace(card, weights=stored), torch.float32).network
+
+    state = torch.load(card.weights.file, weights_only=False)[NNUNET_KEY]
+    assert len(read_weights(stored)) == len(list(network.parameters())) < len(state) / 2
+    assert all(torch.equal(values, state[name]) for name, values in network.state_dict().items())
 
 
 def test_all_folds_are_used_or_that_of_all_data(tmp_path: Path) -> None:
