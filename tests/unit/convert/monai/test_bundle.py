@@ -580,6 +580,14 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (add("Lambdad", func="$lambda x: torch.nan_to_num(x, nan=0)"), "Lambdad before the network"),
     (add("Resized", spatial_size=[9, 9, 9]), "Resized"),
     (resize(mode="area", align_corners=True), "align_corners"),
+    (
+        each(
+            resize(mode="area", align_corners=True),
+            set_in("AsDiscreted", argmax=False, threshold=0.0),
+            swap(1, 2),
+        ),
+        "align_corners",
+    ),
     (resize(mode="nearest"), "mode"),
     (resize(mode="trilinear", anti_aliasing=True), "anti_aliasing"),
     (
