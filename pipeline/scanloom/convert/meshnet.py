@@ -20,12 +20,13 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from scanloom.cards import card
 from scanloom.cards.codes import coded_structure, color_by_code
 from scanloom.convert.download.addresses import BRAINCHOP_MODELS
-from scanloom.convert.files import damaged, find_file, read_json, read_text, unsafe, unsupported
+from scanloom.convert.files import damaged, find_file, read_json, read_license, unsafe, unsupported
+from scanloom.convert.monai.metadata import parse
 from scanloom.convert.weights import FLOAT32_KEY, ForeignWeights, find_weights
 from scanloom.core import Reason, ScanError, Structure, printable, slug
 
@@ -43,7 +44,6 @@ _PUBLISHED_SAFETENSORS: Final[Mapping[str, str]] = {
 """SHA-256 of brainchop's weights as safetensors; `BRAINCHOP_MODELS` has those of layer models."""
 _MAX_WEIGHTS: Final = 64 << 20
 """Largest file of weights; brainchop's largest has 800 kB."""
-_LICENSES: Final = (("MIT License", "MIT"), ("Apache License", "Apache-2.0"))
 _AS_CODED: Final = {"ventricle": "brain ventricle"}
 """Names that mean a part of the brain here, by the name under which codes are looked up."""
 _BUNDLE_CONFIG, _METADATA = "configs/inference.json", "configs/metadata.json"
@@ -171,18 +171,16 @@ def _arrays(network: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ..
     return tuple(arrays)
 
 
-def read_license(folder: Path) -> str:
-    """Return the licence (SPDX) of a folder's LICENSE file, else "unknown"."""
-    text = read_text(folder, "LICENSE") if find_file(folder, "LICENSE") is not None else ""
-    return next((spdx for phrase, spdx in _LICENSES if phrase in text), "unknown")
-
-
 class LabelFields(BaseModel, frozen=True):
     """An entry of `labels.json`."""
 
     number: int = Field(ge=0)
     name: str = Field(min_length=1, max_length=64)
     color: tuple[int, int, int] | None = None
+
+
+class _Labels(RootModel[list[LabelFields]]):
+    """`labels.json`."""
 
 
 class Colormap(BaseModel, frozen=True):
@@ -558,11 +556,8 @@ def read_meshnet_folder(folder: Path) -> card.ModelCard:
     ScanError
         MODEL_DAMAGED if a file is missing or malformed.
     """
-    config = _validated(_Config, read_json(folder, _CONFIG), _CONFIG)
-    try:
-        labels = TypeAdapter(list[LabelFields]).validate_python(read_json(folder, _LABELS))
-    except ValidationError as exc:
-        raise damaged(f"{_LABELS} is malformed") from exc
+    config = parse(_Config, read_json(folder, _CONFIG), _CONFIG)
+    labels = parse(_Labels, read_json(folder, _LABELS), _LABELS).root
     if len(config.bias) != len(config.dilations) + 1 or len(set(config.bias[:-1])) != 1:
         raise unsupported(f"{_CONFIG} has a bias in some layers only")
     known = RECIPES.get(config.name)
@@ -596,7 +591,7 @@ def _read_colormap(folder: Path, classes: int) -> tuple[Structure, ...]:
     """Return the structures of the colormap that names all classes of the network."""
     names = sorted(path.name for path in folder.glob(_COLORMAPS))
     # of a folder with many, the first ones: each is a file to be read
-    colormaps = [_validated(Colormap, read_json(folder, name), name) for name in names[:10]]
+    colormaps = [parse(Colormap, read_json(folder, name), name) for name in names[:10]]
     fitting = [each for each in colormaps if len(each.labels) == classes]
     if not fitting:
         raise damaged(f"no colormap names the network's {classes} classes")
@@ -604,12 +599,3 @@ def _read_colormap(folder: Path, classes: int) -> tuple[Structure, ...]:
         return make_structures(fitting[0].fields, classes)
     except ValueError as exc:
         raise damaged("the colormap's lists differ in length") from exc
-
-
-def _validated(kind: type[Document], value: Any, name: str) -> Document:
-    """Return a parsed document; MODEL_DAMAGED, with the first key, if it has another form."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as exc:
-        key = ".".join(str(entry) for entry in exc.errors()[0]["loc"])
-        raise damaged(f"{name}: {key} is missing or invalid") from exc

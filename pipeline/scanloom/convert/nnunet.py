@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from scanloom.cards import card
 from scanloom.cards.codes import coded_structure, color_by_code
@@ -25,7 +25,7 @@ from scanloom.convert.files import (
     unsafe,
     unsupported,
 )
-from scanloom.convert.monai.metadata import Text
+from scanloom.convert.monai.metadata import Text, parse
 from scanloom.convert.weights import NNUNET_KEY, find_weights, load_torch
 from scanloom.core import Flag, Reason, ScanError, Structure, counted, slug
 
@@ -38,7 +38,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=65535)]
 Axis = Annotated[int, Field(ge=0, le=2)]
-T = TypeVar("T", bound=BaseModel)
 
 _NETWORKS: Final = ("PlainConvUNet", "ResidualEncoderUNet")
 _ACTIVATIONS: Final = {"LeakyReLU": 0.01, "ReLU": 0.0}
@@ -218,27 +217,6 @@ def _check(configuration: Configuration) -> None:
         raise unsupported(detail)
 
 
-def parse(kind: type[T], entries: Any, name: str) -> T:
-    """Return entries of a JSON file as an object.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED, naming the first entry that is missing or invalid; MODEL_NETWORK for an
-        argument that a network does not have here.
-    """
-    try:
-        return kind.model_validate(entries)
-    except ValidationError as exc:
-        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        location = ".".join(str(key) for key in first["loc"])
-        if first["type"] == "extra_forbidden":
-            detail = f"{name}: the argument {truncate(location)} is not supported"
-            raise ScanError(Reason.MODEL_NETWORK, detail) from exc
-        problem = "is missing" if first["type"] == "missing" else "is invalid"
-        raise damaged(f"{name}: {truncate(location)} {problem}") from exc
-
-
 class _Known(Fields):
     """Arguments of a network: others are refused, since they may change it."""
 
@@ -306,7 +284,8 @@ def describe_network(configuration: Configuration, inputs: int, outputs: int) ->
     if name not in _NETWORKS:
         detail = f"the network {truncate(architecture.network_class_name)!r}"
         raise ScanError(Reason.MODEL_NETWORK, f"{detail} is not one of {', '.join(_NETWORKS)}")
-    options = parse(_Arguments, architecture.arch_kwargs, "plans.json: architecture")
+    arguments, where = architecture.arch_kwargs, "plans.json: architecture"
+    options = parse(_Arguments, arguments, where, Reason.MODEL_NETWORK)
     dimensions: Literal[2, 3] = 3 if len(configuration.patch_size) == 3 else 2
     if options.conv_op.rpartition(".")[2] != f"Conv{dimensions}d":
         detail = f"the convolution {truncate(options.conv_op)!r} of a {dimensions}-D model"

@@ -18,7 +18,7 @@ from scanloom.convert.files import (
     TORCHSCRIPT,
     damaged,
     find_file,
-    read_text,
+    read_license,
     truncate,
     unsafe,
     unsupported,
@@ -248,7 +248,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
         title=metadata.name or one_line(folder.resolve().name),
         description=metadata.description or metadata.task,
         intended_use=metadata.intended_use,
-        license=metadata.scanloom.license or metadata.license or _license(folder),
+        license=metadata.scanloom.license or metadata.license or read_license(folder),
         attribution=metadata.scanloom.attribution or _attribution(metadata),
         channels=read_channels(metadata, content.network, before.sources, before.clicks),
         network=_without_clicks(content.network, before.clicks),
@@ -446,18 +446,6 @@ def _checks(metadata: Metadata) -> card.Checks:
 def _fast(metadata: Metadata) -> card.FastPreset | None:
     fields = metadata.scanloom.fast
     return None if fields is None else card.FastPreset(**dict(fields))
-
-
-def _license(folder: Path) -> str:
-    """Return the licence (SPDX) that the bundle's LICENSE file names, else "unknown"."""
-    for name in ("LICENSE", "docs/license.txt"):
-        if find_file(folder, name) is not None:
-            text = read_text(folder, name)
-            for phrase, spdx in (("Apache License", "Apache-2.0"), ("MIT License", "MIT")):
-                if phrase in text:
-                    return spdx
-            return f"see {name.rpartition('/')[2]}"
-    return "unknown"
 
 
 def _attribution(metadata: Metadata) -> str:

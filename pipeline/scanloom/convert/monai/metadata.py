@@ -1,11 +1,14 @@
-"""Read a bundle's `metadata.json`: MONAI's own fields and the entry "scanloom"."""
+"""Read a bundle's `metadata.json`: MONAI's own fields and the entry "scanloom".
+
+`parse` reads the entries of other models' files, too.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -16,19 +19,27 @@ from pydantic import (
     ValidationError,
 )
 
-from scanloom.convert.files import damaged, read_json, truncate
-from scanloom.core import printable
+from scanloom.convert.files import read_json, truncate
+from scanloom.core import Reason, ScanError, printable
 from scanloom.core.measurement import Quantity
 from scanloom.options import MAX_OVERLAP
 
 METADATA = "configs/metadata.json"
+_PROBLEMS: Final = {
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "literal_error": "is not an allowed value",
+    "string_pattern_mismatch": "has an invalid format",
+}
+"""What is wrong with an entry, by pydantic's type of error."""
+T = TypeVar("T", bound=BaseModel)
 
 
 def _as_text(value: Any) -> Any:
-    """Return text; a list of strings, as some bundles have, is joined."""
+    """Return text; a list, as some models have, is joined, and a number written out."""
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
-    return "" if value is None else value
+    return "" if value is None else str(value)
 
 
 def one_line(text: str) -> str:
@@ -179,21 +190,24 @@ def read_metadata(folder: Path) -> Metadata:
         MODEL_DAMAGED if the file is missing or not JSON, or an entry is missing or invalid;
         MODEL_UNSAFE if it is a link out of the bundle.
     """
-    entries = read_json(folder, METADATA)
+    return parse(Metadata, read_json(folder, METADATA), METADATA)
+
+
+def parse(kind: type[T], entries: Any, name: str, unknown: Reason = Reason.MODEL_DAMAGED) -> T:
+    """Return entries of a file as an object.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED, naming the first entry that is missing or invalid; `unknown` for one that the
+        object does not have.
+    """
     try:
-        return Metadata.model_validate(entries)
+        return kind.model_validate(entries)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        location = ".".join(str(key) for key in first["loc"])
-        raise damaged(f"{METADATA}: {truncate(location)}: {_problem(first['type'])}") from exc
-
-
-def _problem(kind: str) -> str:
-    """Return a phrase for pydantic's type of error."""
-    problems = {
-        "missing": "is missing",
-        "extra_forbidden": "is unknown",
-        "literal_error": "is not an allowed value",
-        "string_pattern_mismatch": "has an invalid format",
-    }
-    return problems.get(kind, f"is invalid ({kind.replace('_', ' ')})")
+        location, error = ".".join(map(str, first["loc"])), first["type"]
+        problem = _PROBLEMS.get(error, f"is invalid ({error.replace('_', ' ')})")
+        reason = unknown if error == "extra_forbidden" else Reason.MODEL_DAMAGED
+        detail = ": ".join(filter(None, (name, truncate(location), problem)))
+        raise ScanError(reason, detail) from exc

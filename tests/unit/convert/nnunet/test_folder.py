@@ -64,6 +64,14 @@ def test_the_folder_of_a_dataset_stands_for_its_only_model(tmp_path: Path) -> No
     assert read_model(folder.parent) == read_model(folder)
 
 
+def test_texts_that_nnunet_never_reads_may_be_numbers_or_missing(tmp_path: Path) -> None:
+    texts = {"release": 1.0, "licence": None, "reference": ["A", "B"]}
+
+    card = read(tmp_path, PLANS, {**DATASET, **texts})
+
+    assert (card.version, card.license, card.attribution) == ("1.0", "unknown", "A, B")
+
+
 def test_a_tensor_of_several_names_is_stored_once(tmp_path: Path) -> None:
     card = read(tmp_path)
     stored = convert_weights(card.weights, tmp_path)
