@@ -392,6 +392,7 @@ def _slope(options: _Arguments) -> float | None:
 _BEST: Final = "checkpoint_best.pth"
 CHECKPOINTS: Final = ("checkpoint_final.pth", _BEST)
 _FOLD: Final = re.compile(r"fold_\d+", re.ASCII)
+_DATASET: Final = re.compile(r"Dataset\d{3,}_.+")
 MAX_FOLDS: Final = 100
 """Most folds of a model; nnU-Net trains five."""
 _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
@@ -435,8 +436,8 @@ _TRAINER: Final = re.compile(
 
 
 def is_nnunet(folder: Path) -> bool:
-    """Return whether a folder is a model of nnU-Net v2, or holds some."""
-    return _is_model(folder) or bool(_models_in(folder))
+    """Return whether a folder is a model of nnU-Net v2, a dataset of some, or holds one dataset."""
+    return bool(_models_in(folder))
 
 
 def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.ModelCard:
@@ -446,8 +447,8 @@ def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     ----------
     folder : Path
         Contains `plans.json`, `dataset.json` and `fold_*/checkpoint_final.pth`; or one folder with
-        these (`DatasetNNN_NAME/TRAINER__PLANS__CONFIGURATION`). The first stage of a cascade is
-        expected next to it.
+        these (`DatasetNNN_NAME/TRAINER__PLANS__CONFIGURATION`); or one such dataset. The first
+        stage of a cascade is expected next to it.
     options : mapping
         "configuration" chooses a model of a folder with several; "folds" are numbers of folds,
         joined by +, or "all" for the one trained on all data; "postprocessing=yes" keeps the
@@ -484,10 +485,17 @@ def _is_model(folder: Path) -> bool:
 
 
 def _models_in(folder: Path) -> list[Path]:
+    """Return the models of a dataset's folder, or of the only dataset in a folder; or itself."""
     try:
-        return sorted(entry for entry in folder.glob("*__*__*") if _is_model(entry))
+        datasets = [entry for entry in folder.iterdir() if _DATASET.fullmatch(entry.name)]
+        own, *others = (
+            [each] if _is_model(each) else sorted(filter(_is_model, each.glob("*__*__*")))
+            for each in (folder, *datasets)
+        )
     except OSError:
         return []
+    present = [models for models in others if models]
+    return own or (present[0] if len(present) == 1 else [])
 
 
 def _only_model(folder: Path, configuration: str | None) -> Path:
@@ -909,8 +917,7 @@ def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ..
 def read_cleaning(folder: Path) -> tuple[card.KeepLargest, ...]:
     """Return the cleaning that nnU-Net determined for a model's folds.
 
-    nnU-Net itself applies it only by a separate command. Of components of equal size, nnU-Net keeps
-    all, and scanloom one.
+    nnU-Net itself applies it only by a separate command.
 
     Raises
     ------

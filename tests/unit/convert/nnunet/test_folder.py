@@ -64,6 +64,16 @@ def test_the_folder_of_a_dataset_stands_for_its_only_model(tmp_path: Path) -> No
     assert read_model(folder.parent) == read_model(folder)
 
 
+def test_a_folder_stands_for_its_only_dataset(tmp_path: Path) -> None:
+    """As other programs ship theirs; with options, too."""
+    folder = write_model(tmp_path / "Dataset042_Organs", folds=("0", "1"))
+
+    assert read_model(tmp_path) == read_model(folder)
+    assert read_model(tmp_path, {"folds": "1"}).weights.file.parent.name == "fold_1"
+    write_model(tmp_path / "Dataset043_Vessels")
+    assert not is_model(tmp_path)
+
+
 def test_texts_that_nnunet_never_reads_may_be_numbers_or_missing(tmp_path: Path) -> None:
     texts = {"release": 1.0, "licence": None, "reference": ["A", "B"]}
 
