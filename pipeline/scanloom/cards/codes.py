@@ -329,8 +329,6 @@ def coded_structure(
 def _exact_names() -> Mapping[str, Coding]:
     """Return the codes of TotalSegmentator's structures, by label."""
     file = Path(__file__).with_name("codes.json")
-    if not file.is_file():  # before docs/write_totalsegmentator.py has written it
-        return {}
     codes = json.loads(file.read_text(encoding="utf-8"))["codes"]
     return {
         slug(name): Coding(

@@ -254,7 +254,7 @@ def card_like(card: ModelCard) -> str:
     """
     if card.parts or card.stage or card.folds:
         raise unsupported(f"{card.name} has several networks, and an ONNX model has one")
-    entries = plain_entries(card)
+    entries: dict[str, Any] = plain_entries(card)
     for key in (*_OF_THE_GRAPH, *_OTHER_NETWORKS, "precisions"):  # a graph has its own
         entries.pop(key, None)
     structures = {

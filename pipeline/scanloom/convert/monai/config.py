@@ -243,6 +243,10 @@ class Arguments:
             raise self.refused(name, value)
         return choices[value]
 
+    def one_of(self, name: str, default: T, *others: T) -> T:
+        """Return a string, which is one of some."""
+        return self.choice(name, {str(each): each for each in (default, *others)}, str(default))
+
     def floating(self, name: str) -> None:
         """Accept a floating-point dtype of at least 32 bits, or none: the network gets float32."""
         value = unwrapped(self.take(name))

@@ -229,15 +229,6 @@ def _code(fields: CodeFields | None) -> Code | None:
     return None if fields is None else Code(fields.value, fields.scheme, fields.meaning)
 
 
-_BLENDING: dict[str, Literal["constant", "gaussian"]] = {
-    "constant": "constant",
-    "gaussian": "gaussian",
-}
-_PADDING: dict[str, Literal["constant", "replicate", "reflect"]] = {
-    "constant": "constant",
-    "replicate": "replicate",
-    "reflect": "reflect",
-}
 _MAX_SIZE = 1024
 """Largest window, in voxels along an axis."""
 
@@ -288,9 +279,9 @@ def _sliding(
     return Window(
         size=size,
         overlap=overlap,
-        blending=args.choice("mode", _BLENDING, "constant"),
+        blending=args.one_of("mode", "constant", "gaussian"),
         sigma_scale=sigma_scale,
-        padding=args.choice("padding_mode", _PADDING, "constant"),
+        padding=args.one_of("padding_mode", "constant", "replicate", "reflect"),
         padding_value=args.number("cval", 0.0),
         plane=plane,
     )
