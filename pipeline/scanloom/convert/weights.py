@@ -223,8 +223,10 @@ def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int,
         detail = "the weights file's state dict contains values that are not plain tensors"
         raise ScanError(Reason.MODEL_WEIGHTS, detail)
     if key == NNUNET_KEY:
-        first = {(v.data_ptr(), v.shape, v.stride()): k for k, v in reversed(data.items())}
-        data = {k: data[k] for k in first.values()}
+        names: dict[Any, str] = {}
+        for k, v in data.items():
+            names.setdefault((v.data_ptr(), v.shape, v.stride()), k)
+        data = {k: data[k] for k in names.values()}
     # before a view of few numbers is written out as many
     check_growth(sum(v.numel() * v.element_size() for v in data.values()), len(content))
     # clones: safetensors refuse tensors that share their numbers
