@@ -393,6 +393,8 @@ _BEST: Final = "checkpoint_best.pth"
 CHECKPOINTS: Final = ("checkpoint_final.pth", _BEST)
 _FOLD: Final = re.compile(r"fold_\d+", re.ASCII)
 _DATASET: Final = re.compile(r"Dataset\d{3,}_.+")
+_SCORES: Final = re.compile(r"decoder\.seg_layers\.\d+\.bias$", re.ASCII)
+"""Names of the layers of nnU-Net's networks that give scores."""
 MAX_FOLDS: Final = 100
 """Most folds of a model; nnU-Net trains five."""
 _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
@@ -532,6 +534,9 @@ def _read(
     if len(checkpoint.trainer) > 128 or not _TRAINER.fullmatch(checkpoint.trainer):
         # its class may change the network or its processing
         raise unsupported(f"the trainer {truncate(checkpoint.trainer)!r}")
+    if checkpoint.outputs not in (None, dataset.outputs):
+        detail = f"dataset.json describes a network of {counted(dataset.outputs, 'output')}"
+        raise damaged(f"{detail}, and that of the checkpoint has {checkpoint.outputs}")
     configuration = read_configuration(plans, checkpoint.configuration)
     stage = _stage(folder, checkpoint, configuration, dataset, later)
     inputs = len(dataset.channels) + (len(dataset.foreground) if stage else 0)
@@ -588,11 +593,12 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], 
         files = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
         file = next((file for file in files if file is not None), None)
         if file is None:
-            raise damaged(f"{truncate(fold)} has no {CHECKPOINTS[0]}")
+            others = "; FOLDER:folds=0+1 leaves out folds" if len(folds) > 1 else ""
+            raise damaged(f"{truncate(fold)} has no {CHECKPOINTS[0]}{others}")
         checkpoints.append(read_checkpoint(file))  # before its digest, which reads the whole file
         weights.append(find_weights(file, NNUNET_KEY, f"the checkpoint of {fold}"))
-    if len({checkpoint.configuration for checkpoint in checkpoints}) > 1:
-        raise damaged("the folds are of different configurations")
+    if len({(each.configuration, each.outputs) for each in checkpoints}) > 1:
+        raise damaged("the folds are of different configurations, or have different classes")
     return tuple(weights), checkpoints[0]
 
 
@@ -608,11 +614,14 @@ class Checkpoint:
         Configuration of the plans: "2d", "3d_fullres".
     mirror : tuple of int
         Axes along which mirroring is allowed.
+    outputs : int or None
+        Channels of the network's output; None for another network than nnU-Net's.
     """
 
     trainer: str
     configuration: str
     mirror: tuple[int, ...]
+    outputs: int | None
 
 
 def read_checkpoint(file: Path) -> Checkpoint:
@@ -637,7 +646,9 @@ def read_checkpoint(file: Path) -> Checkpoint:
     axes = tuple(mirror) if isinstance(mirror, tuple | list) else (-1,)
     if not all(type(axis) is int and 0 <= axis <= 2 for axis in axes) or len({*axes}) < len(axes):
         raise damaged("the checkpoint's mirrored axes are not axes")
-    return Checkpoint(trainer, configuration, axes)
+    layers = (v for name, v in content[NNUNET_KEY].items() if _SCORES.search(str(name)))
+    outputs = next((int(v.shape[0]) for v in layers if getattr(v, "shape", ())), None)
+    return Checkpoint(trainer, configuration, axes, outputs)
 
 
 def _stage(

@@ -214,7 +214,15 @@ def test_a_fold_without_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path, folds=("0", "1"))
     (folder / "fold_1" / "checkpoint_final.pth").unlink()
 
-    assert "fold_1" in refused(folder)
+    assert "fold_1 has no checkpoint_final.pth; FOLDER:folds=0+1" in refused(folder)
+
+
+@pytest.mark.parametrize("labels", [{"background": 0, "a": 1}, {**DATASET["labels"], "b": 3}])
+def test_a_checkpoint_of_other_classes_is_refused(labels: dict[str, int], tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    (folder / "dataset.json").write_text(json.dumps({**DATASET, "labels": labels}))
+
+    assert "that of the checkpoint has 3" in refused(folder)
 
 
 def test_a_checkpoint_outside_the_folder_is_refused(tmp_path: Path) -> None:
