@@ -77,8 +77,10 @@ def no_reader_error(folder: Path, detail: str) -> ScanError:
     from scanloom.convert.unread import unread_error
 
     if within := _models_within(folder):
-        several = f"{len(within)} models are in folders of this one; give one of them"
-        return ScanError(Reason.MODEL_UNKNOWN, several, str(folder))
+        where = f"{len(within)} models are in folders of this one; give one of them"
+        if len(within) == 1:
+            where = f"the model is in its folder {printable(within[0].name)}; give that one"
+        return ScanError(Reason.MODEL_UNKNOWN, where, str(folder))
     formats = ", ".join(reader.name for reader in readers())
     unknown = ScanError(Reason.MODEL_UNKNOWN, f"{detail} ({formats})", str(folder))
     return unread_error(folder) or unknown
