@@ -25,7 +25,7 @@ from scanloom.convert.files import (
     unsafe,
     unsupported,
 )
-from scanloom.convert.monai.metadata import Text, parse
+from scanloom.convert.monai.metadata import Text, modality_of, parse
 from scanloom.convert.weights import NNUNET_KEY, find_weights, load_torch
 from scanloom.core import Flag, Reason, ScanError, Structure, counted, slug
 
@@ -404,16 +404,6 @@ _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
 # of nnU-Net, by which a constant channel is divided
 SMALLEST_DIVISOR: Final = 1e-8
 
-_MODALITIES: Final = {
-    "CT": ("ct", "cta", "cbct", "hu"),
-    "PT": ("pt", "pet", "suv", "fdg"),
-    "NM": ("nm", "spect"),
-    "MR": (
-        *("mr", "mri", "t1", "t1w", "t1c", "t1ce", "t1gd", "t1n", "t1wce", "t2", "t2w", "t2f"),
-        *("t2s", "flair", "dwi", "adc", "swi", "tof", "mra", "dce", "dixon", "pdw", "dti", "bold"),
-    ),
-}
-"""Words in the names of channels that state a modality."""
 MAX_LABELS: Final = 1000
 """Most labels of a model; TotalSegmentator's largest has 118."""
 Label = Annotated[int, Field(ge=0, le=65535)]
@@ -850,12 +840,6 @@ def read_dataset(folder: Path) -> ChannelsAndLabels:
         foreground=foreground,
         stated=content,
     )
-
-
-def modality_of(name: str) -> str | None:
-    """Return the modality that a channel's name states, None if it states none."""
-    terms = set(re.findall(r"[a-z0-9]+", name.lower()))
-    return next((m for m, known in _MODALITIES.items() if terms & set(known)), None)
 
 
 def _channel_names(names: dict[str, str]) -> tuple[str, ...]:

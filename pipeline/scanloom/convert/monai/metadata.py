@@ -32,6 +32,16 @@ _PROBLEMS: Final = {
     "string_pattern_mismatch": "has an invalid format",
 }
 """What is wrong with an entry, by pydantic's type of error."""
+_MODALITIES: Final = {
+    "CT": ("ct", "cta", "cbct", "hu"),
+    "PT": ("pt", "pet", "suv", "fdg"),
+    "NM": ("nm", "spect"),
+    "MR": (
+        *("mr", "mri", "t1", "t1w", "t1c", "t1ce", "t1gd", "t1n", "t1wce", "t2", "t2w", "t2f"),
+        *("t2s", "flair", "dwi", "adc", "swi", "tof", "mra", "dce", "dixon", "pdw", "dti", "bold"),
+    ),
+}
+"""Words that state a modality."""
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -45,6 +55,13 @@ def _as_text(value: Any) -> Any:
 def one_line(text: str) -> str:
     """Return a bundle's text on one line with control characters escaped."""
     return printable(re.sub(r"[\t\r\n]+", " ", text))
+
+
+def modality_of(text: str) -> str | None:
+    """Return the modality that a text states, such as a channel's name; None without just one."""
+    words = set(re.findall(r"[a-z0-9]+", text.lower()))
+    stated = [each for each, known in _MODALITIES.items() if not words.isdisjoint(known)]
+    return stated[0] if len(stated) == 1 else None
 
 
 def _shown(text: str) -> str:
