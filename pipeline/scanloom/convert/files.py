@@ -61,8 +61,11 @@ def find_file(folder: Path, name: str) -> Path | None:
     Raises
     ------
     ScanError
-        MODEL_UNSAFE if a link leads out of the folder: its target is not part of the bundle.
+        MODEL_UNSAFE if the path or a link leads out of the folder: what is there is not part of the
+        bundle.
     """
+    if name.startswith("/") or ".." in name.split("/"):
+        raise unsafe(f"{truncate(name)} is outside the bundle")
     file = folder / name
     try:
         if not file.is_file():

@@ -61,8 +61,6 @@ def read_weights_file(folder: Path, load: Load, pinned: str | None) -> card.Weig
         missing or too large; MODEL_HASH if its hash is not `pinned`.
     """
     path = PurePosixPath(load.path)
-    if path.is_absolute() or ".." in path.parts:
-        raise unsafe(f"the weights {truncate(str(path))} are outside the bundle")
     file = find_file(folder, str(path))
     if file is None and path.name:
         file = find_file(folder, str(path.with_suffix(".safetensors")))
@@ -91,9 +89,6 @@ def read_arrays(folder: Path, name: str) -> dict[str, Any]:
         MODEL_UNSAFE if the file holds anything but arrays, numbers, texts and containers, or lies
         outside the bundle; MODEL_DAMAGED if it is missing, too large or not PyTorch's.
     """
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise unsafe(f"{truncate(name)} is outside the bundle")
     file = find_file(folder, name)
     if file is None:
         raise damaged(f"{truncate(name)} is missing")
