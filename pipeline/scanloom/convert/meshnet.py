@@ -402,7 +402,15 @@ def read_layers_model(folder: Path) -> tuple[dict[str, Any], str]:
     file = group.paths[0]
     image, convolutions, activation = _read_chain(chain)
     network = _network(image, convolutions, activation)
-    _check_manifest(group.weights, convolutions, image)
+    # the file is a row of numbers, which only their order tells apart: kernels, channels last
+    names = [
+        f"{layer.name}/{part}"
+        for layer in convolutions
+        for part in ("kernel", "bias")[: 1 + layer.use_bias]
+    ]
+    shapes = [(*s[2:], s[1], s[0]) if len(s) > 1 else s for _, s in _arrays(network)]
+    if [(each.name, each.shape) for each in group.weights] != [*zip(names, shapes, strict=True)]:
+        raise damaged("the weightsManifest does not fit the layers")
     if PurePosixPath(file).name != file or file in (".", ".."):
         raise unsafe(f"{MODEL_FILE} names weights outside its folder")
     return network, file
@@ -460,22 +468,6 @@ def _network(image: int, convolutions: Sequence[_Convolution], activation: str) 
         "bias": hidden[0].use_bias,
         "classifier_bias": last.use_bias,
     }
-
-
-def _check_manifest(
-    tensors: Sequence[_Tensor], convolutions: Sequence[_Convolution], image: int
-) -> None:
-    """Refuse a manifest (MODEL_DAMAGED) whose tensors are not those of the layers, in order."""
-    expected: list[tuple[str, tuple[int, ...]]] = []
-    channels = image
-    for layer in convolutions:
-        expected.append((f"{layer.name}/kernel", (*layer.kernel_size, channels, layer.filters)))
-        if layer.use_bias:
-            expected.append((f"{layer.name}/bias", (layer.filters,)))
-        channels = layer.filters
-    # the file is a row of numbers, which only their order tells apart
-    if [(tensor.name, tensor.shape) for tensor in tensors] != expected:
-        raise damaged("the weightsManifest does not fit the layers")
 
 
 class _Normalise(BaseModel, frozen=True):

@@ -69,26 +69,18 @@ def _file_detail(file: Path) -> str:
     suffix = file.suffix.lower()
     if suffix in _FILES:
         return _FILES[suffix]
-    if _starts(file, _HDF5):
-        return KERAS
-    if suffix not in _WEIGHTS:
-        return ""
     try:
         with file.open("rb") as stream:
-            check_archive(stream)
+            if stream.read(len(_HDF5)) == _HDF5:
+                return KERAS
+            if suffix in _WEIGHTS:
+                check_archive(stream)
+                return WEIGHTS_ALONE
     except ScanError as error:
         return error.detail
     except OSError:
-        return ""
-    return WEIGHTS_ALONE
-
-
-def _starts(file: Path, magic: bytes) -> bool:
-    try:
-        with file.open("rb") as stream:
-            return stream.read(len(magic)) == magic
-    except OSError:
-        return False
+        pass
+    return ""
 
 
 def _folder_detail(folder: Path) -> str:
