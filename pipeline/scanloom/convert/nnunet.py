@@ -126,12 +126,13 @@ class Plans(Fields):
     transpose_forward: tuple[Axis, Axis, Axis]
     transpose_backward: tuple[Axis, Axis, Axis]
     label_manager: str = "LabelManager"
-    foreground_intensity_properties_per_channel: dict[str, Intensity] = {}
-    foreground_intensity_properties_by_modality: dict[str, Intensity] = {}
+    # as `Intensity`; of channels without foreground they are NaN, and then seldom needed
+    foreground_intensity_properties_per_channel: dict[str, Any] = {}
+    foreground_intensity_properties_by_modality: dict[str, Any] = {}
     configurations: dict[str, dict[str, Any]]
 
     @property
-    def intensities(self) -> Mapping[str, Intensity]:
+    def intensities(self) -> Mapping[str, Any]:
         """Intensities of each channel, by its index as text."""
         return (
             self.foreground_intensity_properties_per_channel
@@ -701,12 +702,10 @@ def _normalization(
     """Return the steps of a normalisation scheme of nnU-Net."""
     match scheme:
         case "CTNormalization":
-            density = plans.intensities.get(str(channel))
-            if density is None:
-                raise damaged(f"plans.json: no foreground intensities of channel {channel}")
+            where = f"plans.json: foreground intensities of channel {channel}"
+            density = parse(Intensity, plans.intensities.get(str(channel)), where)
             if density.percentile_00_5 > density.percentile_99_5:
-                detail = f"plans.json: foreground intensities of channel {channel} are reversed"
-                raise damaged(detail)
+                raise damaged(f"{where} are reversed")
             divisor = max(density.std, SMALLEST_DIVISOR)
             return (
                 card.Clip(density.percentile_00_5, density.percentile_99_5),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 import sys
 import types
@@ -166,6 +167,8 @@ def test_z_scores_are_of_the_scan_or_of_its_foreground(tmp_path: Path) -> None:
     dataset = {**DATASET, "channel_names": {"0": "T1w", "1": "FLAIR"}}
     schemes = ["ZScoreNormalization", "ZScoreNormalization"]
     changed = plans(normalization_schemes=schemes, use_mask_for_norm=[True, False])
+    # of scans without foreground
+    changed["foreground_intensity_properties_per_channel"]["0"]["mean"] = math.nan
 
     card = read(tmp_path, changed, dataset)
 

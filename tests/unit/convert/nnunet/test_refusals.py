@@ -153,6 +153,10 @@ CASES = {
     "norm": (architecture(norm_op="torch.nn.GroupNorm"), "torch.nn.GroupNorm"),
     "stages": (architecture(n_stages=1000), "n_stages"),
     "features": (architecture(features_per_stage=[4]), "stages"),
+    "no intensities": (
+        {**PLANS, "foreground_intensity_properties_per_channel": {}},
+        "foreground intensities of channel 0: is invalid",
+    ),
     "channels": (plans(normalization_schemes=["NoNormalization"] * 2), "2 channels"),
     "spacing": (plans(spacing=[0.0, 1.0, 1.0]), "spacing"),
     "transpose": ({**PLANS, "transpose_forward": [0, 0, 1]}, "transposition"),
