@@ -49,7 +49,9 @@ def _as_text(value: Any) -> Any:
     """Return text; a list, as some models have, is joined, and a number written out."""
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
-    return "" if value is None else str(value)
+    if isinstance(value, int | float):
+        return str(value)
+    return "" if value is None else value
 
 
 def one_line(text: str) -> str:
