@@ -195,6 +195,7 @@ _SAME: Final[Mapping[str, str]] = {
     "ivc": "inferior vena cava",
     "kideny": "kidney",  # so spelled in a bundle of the zoo
     "kidneys": "kidney",
+    "l": "left",  # AAPM TG-263: Kidney_L
     "lat": "lateral",
     "lh": "left",
     "lungs": "lung",
@@ -202,6 +203,7 @@ _SAME: Final[Mapping[str, str]] = {
     "myocardium": "heart",
     "neoplasm": "tumor",
     "oesophagus": "esophagus",
+    "r": "right",
     "rh": "right",
     "rv": "right ventricle",
     "tumour": "tumor",
