@@ -40,7 +40,13 @@ from scanloom.io.dicom.header.header import (
     read_headers,
 )
 from scanloom.io.dicom.header.parser import has_contradicting_groups, read_first_bytes
-from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
+from scanloom.io.dicom.pixels.voxels import (
+    check_decodable,
+    check_size,
+    read_values,
+    same_pixels,
+    value_dtype,
+)
 from scanloom.io.dicom.slice_attributes import SERIES_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
 from scanloom.io.dicom.splitting import Volumes, split_volumes
@@ -147,10 +153,8 @@ def probe_headers(headers: Sequence[Header], phase: int | None = None) -> Grid:
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
     check_decodable(stack.real)
     _check_duplicates(stack)
-    rescales = {(s.slope, s.intercept) for s in stack.real}
-    are_integers = all(float(n).is_integer() for pair in rescales for n in pair)
     shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
-    return Grid(shape, stack.affine), np.dtype(np.int16 if are_integers else np.float32)
+    return Grid(shape, stack.affine), value_dtype(stack.real)
 
 
 def _split_slices(headers: Sequence[Header]) -> list[Slice]:

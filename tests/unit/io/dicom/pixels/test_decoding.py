@@ -372,9 +372,10 @@ def test_implausible_sizes_are_refused_before_allocation(syntax, tmp_path):
     assert code_of(values_of, [path] * 3, limit=1 << 20) == "TOO_LARGE"
 
 
-def test_the_limit_applies_to_the_values(tmp_path):
-    paths = write_series(tmp_path, noise((23, 19, 4)))
-    size = 23 * 19 * 4 * 2
+@pytest.mark.parametrize(("slope", "itemsize"), [("1", 2), ("0.5", 4)])
+def test_the_limit_applies_to_the_values(tmp_path, slope, itemsize):
+    paths = write_series(tmp_path, noise((23, 19, 4)), coding=Coding(slope=slope))
+    size = 23 * 19 * 4 * itemsize
     assert values_of(paths, limit=size).nbytes == size
     assert code_of(values_of, paths, limit=size - 1) == "TOO_LARGE"
     assert scanloom.load_volume(tmp_path, max_bytes=size).array.nbytes == size
