@@ -202,4 +202,5 @@ def _subject(series: Series, file: str) -> str:
 def _with_flags(scan: Scan, flags: tuple[Flag, ...]) -> Scan:
     if not flags:
         return scan
-    return replace(scan, volume=replace(scan.volume, flags=(*scan.volume.flags, *flags)))
+    flags = tuple(dict.fromkeys((*scan.volume.flags, *flags)))
+    return replace(scan, volume=replace(scan.volume, flags=flags))

@@ -143,6 +143,15 @@ def dicom_source(files: Sequence[Path], phase: int | None, gaps: Gaps) -> DicomS
 
 
 def probe_headers(headers: Sequence[Header], phase: int | None = None) -> Grid:
+def count_dicom_volumes(files: Sequence[Path]) -> int:
+    """Return the number of volumes that `phase` counts, of which some may be refused."""
+    headers = _usable_headers(files)
+    current_session().cache(HeaderCache).put(headers)  # its volumes are usually probed next
+    slices = _split_slices(headers)
+    several = not have_distinct_frames_of_reference(slices)
+    return len(split_volumes(slices).groups) if several else 1
+
+
     """Return the grid of the volume that headers describe; errors as for `read_dicom`.
 
     Pixels are read only where slices share a position: whether they were sent twice, or differ.
