@@ -101,7 +101,8 @@ def read_dicom(
         flags.append(Flag.SLICES_DIFFER)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
-    flags += _rounding_flags(stack, array)
+    if _is_rounded(stack, array):
+        flags.append(Flag.VALUES_ROUNDED)
     if any(s.header.burned_in for s in stack.real):
         flags.append(Flag.BURNED_IN)
     volume = Volume(
@@ -142,7 +143,6 @@ def dicom_source(files: Sequence[Path], phase: int | None, gaps: Gaps) -> DicomS
     return _source(_stack_volume(headers, phase, gaps))
 
 
-def probe_headers(headers: Sequence[Header], phase: int | None = None) -> Grid:
 def count_dicom_volumes(files: Sequence[Path]) -> int:
     """Return the number of volumes that `phase` counts, of which some may be refused."""
     headers = _usable_headers(files)
@@ -152,6 +152,7 @@ def count_dicom_volumes(files: Sequence[Path]) -> int:
     return len(split_volumes(slices).groups) if several else 1
 
 
+def probe_headers(headers: Sequence[Header], phase: int | None = None) -> Grid:
     """Return the grid of the volume that headers describe; errors as for `read_dicom`.
 
     Pixels are read only where slices share a position: whether they were sent twice, or differ.
@@ -355,17 +356,13 @@ def _suv_factor(slices: Sequence[Slice]) -> tuple[float | None, bool]:
     return known[0], False
 
 
-def _rounding_flags(stack: Stack, array: NDArray[Any]) -> list[Flag]:
-    """Return VALUES_ROUNDED if the values were converted to float32 and lost precision."""
-    if array.dtype.kind != "f":
-        return []
-    for k, slice_ in enumerate(stack.slices):
-        if slice_ is None or slice_.header.format.allocated <= _FLOAT32_BITS:
-            continue
-        dtype = np.dtype(np.int32)
-        if rounding_flags(array[:, :, k], dtype, slice_.slope, slice_.intercept):
-            return [Flag.VALUES_ROUNDED]
-    return []
+def _is_rounded(stack: Stack, array: NDArray[Any]) -> bool:
+    """Return whether the values were converted to float32 and lost precision."""
+    return array.dtype.kind == "f" and any(
+        rounding_flags(array[:, :, k], np.dtype(np.int32), slice_.slope, slice_.intercept)
+        for k, slice_ in enumerate(stack.slices)
+        if slice_ is not None and slice_.header.format.allocated > _FLOAT32_BITS
+    )
 
 
 def _check_duplicates(stack: Stack) -> None:

@@ -401,10 +401,9 @@ def all_have_geometry(slices: Sequence[Slice]) -> bool:
 
 def _has_geometry(slice_: Slice) -> bool:
     """Whether a slice has a valid position and orientation."""
-    position, orientation = slice_.position or (), slice_.orientation or ()
-    if len(position) != 3 or len(orientation) != 6:
+    if slice_.position is None or slice_.orientation is None:
         return False
-    return all(map(math.isfinite, position)) and all(map(math.isfinite, orientation))
+    return all(map(math.isfinite, (*slice_.position, *slice_.orientation)))
 
 
 def direction_cosines(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, format_bytes
 from scanloom.core.process import core_count
-from scanloom.io.dicom.geometry.slices import Slice
+from scanloom.io.dicom.geometry.slices import Slice, Tile
 from scanloom.io.dicom.header.header import Header, PixelFormat
 from scanloom.io.dicom.pixels.frame import (
     MAX_OVERHEAD_BYTES,
@@ -54,8 +54,8 @@ _MIN_SLOPE = 1e-30
 """Smallest slope; smaller ones would underflow float32."""
 
 
-register(FrameRef)  # child processes decode them
-register(PixelFormat)
+for _record_type in (FrameRef, PixelFormat, Tile):  # child processes decode by them
+    register(_record_type)
 
 
 class _DoesNotFitError(Exception):
@@ -305,10 +305,10 @@ def _rescale_in_place(frame: FrameRef, out: NDArray[Any]) -> None:
 
 
 def _crop_to_tile(frame: FrameRef, samples: NDArray[Any]) -> NDArray[Any]:
-    if frame.tile is None:
+    tile = frame.tile
+    if tile is None:
         return samples
-    first_row, first_column, rows, columns = frame.tile
-    return samples[first_row : first_row + rows, first_column : first_column + columns]
+    return samples[tile.top : tile.top + tile.rows, tile.left : tile.left + tile.columns]
 
 
 def _check_fits(frame: FrameRef, stored: NDArray[Any], dtype: np.dtype[Any]) -> None:
