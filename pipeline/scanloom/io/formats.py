@@ -195,20 +195,13 @@ def unused_options(series: Series, phase: int | None, options: ReadOptions) -> t
     if options.modality and series.modality not in (None, options.modality):
         stated = f"the headers state {series.modality}"
         sentences.append(f"`--modality {options.modality}` was not used: {stated}")
-    codes = options.orientation and _stated_axes(series, phase, options)
-    if codes and codes != options.orientation:
-        sentences.append(
-            f"`--orientation {options.orientation}` was not used: the scan states {codes}"
-        )
+    given = options.orientation
+    if given:
+        with suppress(ScanError):  # the headers state no axes
+            codes = probe(series, phase, replace(options, orientation=None))[0].axis_codes
+            if codes != given:
+                sentences.append(f"`--orientation {given}` was not used: the scan states {codes}")
     return tuple(sentences)
-
-
-def _stated_axes(series: Series, phase: int | None, options: ReadOptions) -> str:
-    """Return the axis codes of a series by its headers; empty if they do not state them."""
-    try:
-        return probe(series, phase, replace(options, orientation=None))[0].axis_codes
-    except ScanError:
-        return ""
 
 
 def probe(
