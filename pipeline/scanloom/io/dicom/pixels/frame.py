@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -475,19 +477,31 @@ def _max_inflated_bytes(frame: FrameRef) -> int:
 
 
 def _inflated(frame: FrameRef, file: BinaryIO) -> tuple[FrameRef, BinaryIO]:
-    """Inflate a deflated data set (PS3.5 A.5) and locate the frame in it."""
+    """Locate a frame in the inflated data set of its file."""
+    state = os.fstat(file.fileno())
+    limit = _max_inflated_bytes(frame)
+    data, offset, length = _inflated_data_set(
+        frame.path, limit, state.st_size, state.st_mtime_ns, state.st_ino
+    )
+    native = uids.EXPLICIT_VR_LITTLE_ENDIAN
+    return replace(frame, syntax=native, offset=offset, length=length), BytesIO(data)
+
+
+@lru_cache(1)  # the last: a file of many frames is not inflated for each of them
+def _inflated_data_set(path: Path, limit: int, *_state: int) -> tuple[bytes, int, int]:
+    """Inflate a deflated data set (PS3.5 A.5); return it with offset and length of its pixels."""
     from pydicom import dcmread
 
-    start = file.read(_GROUP_LENGTH_END)
-    if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
-        raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
-    (meta_length,) = struct.unpack("<I", start[-4:])
-    file.seek(_GROUP_LENGTH_END + meta_length)
-    limit = _max_inflated_bytes(frame)
-    try:
-        data, is_whole = inflate(file, limit + 1)
-    except zlib.error as exc:
-        raise ScanError(Reason.DAMAGED, "a deflated file can't be inflated") from exc
+    with open_regular_file(path) as file:
+        start = file.read(_GROUP_LENGTH_END)
+        if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
+            raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
+        (meta_length,) = struct.unpack("<I", start[-4:])
+        file.seek(_GROUP_LENGTH_END + meta_length)
+        try:
+            data, is_whole = inflate(file, limit + 1)
+        except zlib.error as exc:
+            raise ScanError(Reason.DAMAGED, "a deflated file can't be inflated") from exc
     if len(data) > limit:
         raise ScanError(Reason.TOO_LARGE, "a deflated file is larger than its header describes")
     if not is_whole:
@@ -498,12 +512,10 @@ def _inflated(frame: FrameRef, file: BinaryIO) -> tuple[FrameRef, BinaryIO]:
     position, head = stream.tell(), stream.read(12)
     if len(head) < 12:
         raise ScanError(Reason.TRUNCATED, "a deflated file has no pixels")
-    group, element, vr, value_length = struct.unpack("<HH2s2xI", head)
+    group, element, vr, length = struct.unpack("<HH2s2xI", head)
     if (group, element) != (0x7FE0, 0x0010) or vr not in (b"OB", b"OW", b"UN"):
         raise ScanError(Reason.DAMAGED, "a deflated file has no pixels")
-    native = uids.EXPLICIT_VR_LITTLE_ENDIAN
-    located = replace(frame, syntax=native, offset=position + 12, length=value_length)
-    return located, stream
+    return data, position + 12, length
 
 
 # --- stored samples in any supported transfer syntax ----------------------------------------------

@@ -19,7 +19,14 @@ import scanloom
 from scanloom.core import ScanError
 from scanloom.io.dicom.geometry.slices import Tile, single_slice
 from scanloom.io.dicom.header.header import Header, read_headers
-from scanloom.io.dicom.pixels.voxels import read_stored_frame, read_values, same_pixels
+from scanloom.io.dicom.header.parser import inflate
+from scanloom.io.dicom.pixels import frame as frame_module
+from scanloom.io.dicom.pixels.voxels import (
+    read_stored,
+    read_stored_frame,
+    read_values,
+    same_pixels,
+)
 from support.write_dicom import Coding, add_overlays, noise, write_series
 
 JPEG = "1.2.840.10008.1.2.4."
@@ -295,6 +302,17 @@ def test_rle_of_packed_bits_is_decoded(tmp_path):
     dataset = dataset_of(tmp_path / "a", frame, BitsAllocated=1, BitsStored=1, HighBit=0)
     path = save(tmp_path / "a.dcm", dataset, data, RLE)
     np.testing.assert_array_equal(frame_of(path), frame[0])
+
+
+def test_a_deflated_file_is_inflated_once_for_all_frames(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(frame_module, "inflate", lambda *args: calls.append(1) or inflate(*args))
+    frames = smooth(9, 16)
+    dataset = dataset_of(tmp_path / "a", frames)
+    path = save(tmp_path / "a.dcm", dataset, frames.tobytes(), DEFLATED)
+    stored = read_stored([frame_module.frame_ref(header_of(path), n) for n in range(9)])
+    np.testing.assert_array_equal(stored, frames)
+    assert len(calls) == 1
 
 
 def test_deflated_files_are_read(tmp_path):
