@@ -58,6 +58,19 @@ def test_probing_agrees_with_reading(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(volume.grid.affine, grid.affine)
 
 
+@pytest.mark.parametrize("kind", [DICOM, "mgh"])
+def test_scans_are_read_where_the_working_folder_is_gone(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "scan"
+    write_series(path, noise()) if kind == DICOM else write_mgh(path.with_suffix(".mgh"))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert load_volume(tmp_path).grid.shape == noise().shape
+
+
 def test_an_option_of_another_format_is_ignored(tmp_path: Path) -> None:
     path = write_mgh(tmp_path / "a.mgh")
     read = FORMATS["mgh"].read
