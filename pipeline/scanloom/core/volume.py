@@ -80,7 +80,8 @@ class Volume:
         if array.dtype.kind == "f":  # so that it equals voxels in any precision
             for name in ("padding", "padding_limit"):
                 value = getattr(self, name)
-                rounded = None if value is None else float(array.dtype.type(value))
+                with np.errstate(over="ignore"):  # no voxel equals it
+                    rounded = None if value is None else float(array.dtype.type(value))
                 object.__setattr__(self, name, rounded)
 
     def __repr__(self) -> str:

@@ -63,3 +63,4 @@ def test_padding_equals_its_voxels_in_any_precision():
     assert volume.is_padding(volume.array).all()
     assert volume.is_padding(volume.array.astype(np.float64)).all()
     assert Volume(array.astype(np.int16), GRID, "HU", "CT", padding=-200.1).padding == -200.1
+    assert not Volume(array, GRID, "HU", "CT", padding=1e300).is_padding(array).any()
