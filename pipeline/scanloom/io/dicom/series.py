@@ -125,7 +125,7 @@ def dicom_outline(
     """Return the grid and dtype of the volume that `read_dicom` would return; same errors.
 
     Pixels are read only where slices share a position: whether they were sent twice, or differ.
-    Without `limit`, the size of the voxels is not checked.
+    So int16 may turn out to be int32. Without `limit`, the size of the voxels is not checked.
     """
     headers = _usable_headers(files)
     current_session().cache(HeaderCache).put(headers)  # `read_dicom` usually follows
