@@ -332,10 +332,10 @@ def _padding(elements: Elements, signed: bool) -> int | None:
 
 
 def _frame_count(text: str) -> int:
-    """Return NumberOfFrames: 1 if it is absent, 0 if it is not a number (PS3.5 6.2, IS)."""
+    """Return NumberOfFrames: 1 if it is absent or 0, 0 if it is not a number (PS3.5 6.2, IS)."""
     if not text:
         return 1
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else 0
+    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 12 else 0
 
 
 def _floats(raw: bytes, count: int) -> tuple[float, ...] | None:
