@@ -22,7 +22,6 @@ from scanloom.io.dicom import uids
 from scanloom.io.dicom.geometry.slices import Slice, Tile
 from scanloom.io.dicom.header.header import Header, PixelFormat, parsing
 from scanloom.io.dicom.header.parser import inflate, read_dataset, unreadable_error
-from scanloom.io.system.regular_files import open_regular_file
 
 NATIVE_TRANSFER_SYNTAXES = (
     uids.IMPLICIT_VR_LITTLE_ENDIAN,
@@ -452,11 +451,16 @@ def open_pixels(frame: FrameRef) -> Iterator[tuple[FrameRef, BinaryIO]]:
         if a deflated file can't be inflated.
     """
     try:
-        with open_regular_file(frame.path) as file:  # a pipe may be in its place
+        with _open(frame.path) as file:
             is_deflated = frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
             yield _inflated(frame, file) if is_deflated else (frame, file)
     except OSError as exc:
         raise unreadable_error(exc) from exc
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a file without waiting: a pipe may be in its place."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def _read_at(source: BinaryIO, position: int, count: int) -> bytes:
@@ -492,7 +496,7 @@ def _inflated_data_set(path: Path, limit: int, *_state: int) -> tuple[bytes, int
     """Inflate a deflated data set (PS3.5 A.5); return it with offset and length of its pixels."""
     from pydicom import dcmread
 
-    with open_regular_file(path) as file:
+    with _open(path) as file:
         start = file.read(_GROUP_LENGTH_END)
         if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
             raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
