@@ -282,6 +282,7 @@ def test_messages_name_keywords_that_exist() -> None:
         ("use --archives or its path", "use `archives=` or its path"),
         ("run with --debug", "run with --debug"),
         ("See `--cluster` in the docs", "See `--cluster` in the docs"),
+        ("Name them with `dataset --structures`", "Name them with `dataset --structures`"),
     ],
 )
 def test_errors_speak_of_keywords(message: str, in_words_of_python: str) -> None:

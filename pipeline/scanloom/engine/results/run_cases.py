@@ -373,7 +373,7 @@ def make_cases(
             most = None if several else 0
             series, *channels = (index.as_series(entry, most) for entry in inputs)
             all_phases = several and request.workflow.policy.phases == "all"
-            count = count_volumes(series) if all_phases else 1
+            count = count_volumes(series, request.workflow.read_options) if all_phases else 1
         except ScanError as error:
             for outcome in _failed(inputs, error):
                 leave(outcome)
