@@ -383,7 +383,7 @@ def published_cases(out: Path) -> PublishedCases:
 
 def iter_cases(
     out: Path,
-    read: Callable[[Path], T],
+    read: Callable[[Path, dict[str, Any], dict[str, Any]], T],
     damaged: set[str],
     folders: Iterable[Path] | None = None,
 ) -> Iterator[T]:
@@ -394,7 +394,8 @@ def iter_cases(
     out : Path
         The output folder.
     read : callable
-        Function of a case folder, which opens no files outside it.
+        Function of a case folder, its `case.json` and its `timing.json`, which opens no files
+        outside the folder.
     damaged : set of str
         Receives the names of the cases whose files are missing, unreadable or changed, and of
         folders that hold the result of another case.
@@ -404,8 +405,9 @@ def iter_cases(
     owners = Owners(out)
     for folder in published_cases(out) if folders is None else folders:
         try:
-            check_files(folder)
-            case = None if owners.other_case(folder) else read(folder)
+            timing, document = check_files(folder), read_case(folder)
+            other = owners.other_case(folder.name, document)
+            case = None if other else read(folder, document, timing)
         except _DAMAGE:
             case = None
         if case is None:
@@ -420,19 +422,16 @@ class Owners:
     def __init__(self, out: Path) -> None:
         self._out = out
 
-    def other_case(self, folder: Path) -> str:
+    def other_case(self, name: str, document: Mapping[str, Any]) -> str:
         """Return the id of the case to which the result belongs; "" if it is where it belongs.
+
+        `name` is that of the folder, `document` its `case.json`.
 
         A folder that is not named by the case id is named by the source, which the crosswalk tells.
         Without it, only names that look like ids are judged.
-
-        Raises
-        ------
-        OSError, ValueError
-            If `case.json` is missing or damaged.
         """
-        name = unicodedata.normalize("NFC", folder.name)
-        case = str(read_case(folder).get("case", name))
+        name = unicodedata.normalize("NFC", name)
+        case = str(document.get("case", name))
         if case == name:
             return ""
         known, names = self._crosswalk

@@ -45,7 +45,7 @@ from scanloom.io.output.private import (
     locked_folder,
     write_private,
 )
-from scanloom.io.output.published import SOURCE_STAMP, read_provenance
+from scanloom.io.output.published import SOURCE_STAMP, check_files, read_provenance
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Ledger:
                 for each in listed.to_pylist():
                     folder = case_folder(self._out, each["name"])
                     with suppress(*_DAMAGE):
-                        read_provenance(folder)  # checks the files
+                        check_files(folder)
                         rows_of_batch.append(
                             asdict(PublishedCase.read(folder, each["name"], each["inode"]))
                         )

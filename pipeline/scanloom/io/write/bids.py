@@ -22,7 +22,7 @@ from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.output.failures import has_failed
 from scanloom.io.output.file_names import SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.layout import iter_cases, output_of, read_case
+from scanloom.io.output.layout import iter_cases, output_of
 from scanloom.io.output.work_folder import make_work_folder
 
 BIDS = "bids"
@@ -123,8 +123,7 @@ class _Subject:
     files: list[dict[str, Any]]
 
 
-def _read_subject(case: Path) -> _Subject:
-    document = read_case(case)
+def _read_subject(case: Path, document: dict[str, Any], _: dict[str, Any]) -> _Subject:
     files = read_json(case / SEGMENTS)["files"]
     for file in files:
         (case / file["file"]).stat()

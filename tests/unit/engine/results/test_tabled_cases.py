@@ -57,13 +57,13 @@ def write_from_folders(out: Path, folder: Path) -> set[str]:
     """Write the tables from all folders, by the function that writes rows alone."""
     damaged, columns = set[str](), dict[str, None]()
     outdated = tables.outdated_cases(out)
-    per_case = iter_cases(out, lambda each: tables.measurement_rows(each, outdated), damaged)
+    per_case = iter_cases(out, lambda *case: tables.measurement_rows(*case[:2], outdated), damaged)
     rows = [row for each in per_case for row in each]
     tables.write_table(folder / "measurements", tables.MEASUREMENT_COLUMNS, rows)
-    for names in iter_cases(out, tables.feature_columns, damaged):
+    for names in iter_cases(out, lambda *case: tables.feature_columns(case[0]), damaged):
         columns |= dict.fromkeys(names)
     if columns:
-        per_case = iter_cases(out, lambda each: tables.feature_rows(each, outdated), damaged)
+        per_case = iter_cases(out, lambda *case: tables.feature_rows(*case[:2], outdated), damaged)
         rows = [row for each in per_case for row in each]
         tables.write_table(folder / "radiomics", ("case", *columns, "recipe"), rows)
     return damaged
