@@ -22,7 +22,7 @@ from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.output.failures import has_failed
 from scanloom.io.output.file_names import SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.layout import iter_cases, output_of
+from scanloom.io.output.layout import identity_of, iter_cases, output_of
 from scanloom.io.output.work_folder import make_work_folder
 
 BIDS = "bids"
@@ -67,7 +67,12 @@ def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path
         _write_dataset(new, names, version)
         if folder.exists():
             folder.rename(old)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
     finally:
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -126,7 +131,11 @@ class _Subject:
 def _read_subject(case: Path, document: dict[str, Any], _: dict[str, Any]) -> _Subject:
     files = read_json(case / SEGMENTS)["files"]
     for file in files:
-        (case / file["file"]).stat()
+        path = case / file["file"]
+        # `segments.json` may have been changed: no other file is linked or copied
+        if identity_of(path.relative_to(output_of(case))) != "shapes":
+            raise ValueError("a file that is no label map is named as one")
+        path.stat()
     results = [*document["models"], *document.get("results", ())]
     return _Subject(case, document, {result["name"]: result for result in results}, files)
 
