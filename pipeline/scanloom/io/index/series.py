@@ -130,13 +130,11 @@ def find_series(
     if not scans:
         raise _no_scan_error(entries, infos)
     if not requested:
-        scans = [replace(scan, derived=scan.derived or _is_result(scan)) for scan in scans]
+        scans = [  # a label map that `segment -o` wrote is derived from the scan beside it
+            replace(scan, derived=True) if scan.kind != DICOM and is_result(scan.files[0]) else scan
+            for scan in scans
+        ]
     return tuple(sorted(scans, key=lambda s: (-len(s.files), s.study_uid, s.series_uid, s.files)))
-
-
-def _is_result(scan: Series) -> bool:
-    """Return whether a volume file is the label map of a scan, which `segment -o` wrote."""
-    return scan.kind != DICOM and is_result(scan.files[0])
 
 
 def group_files(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> list[SeriesFiles]:
