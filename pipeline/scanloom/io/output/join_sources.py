@@ -6,7 +6,6 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -53,27 +52,6 @@ BATCH_ROWS = 250_000
 """Rows that are in memory at a time."""
 
 
-@dataclass(frozen=True)
-class JoinedColumns:
-    """Columns of a joined table.
-
-    Parameters
-    ----------
-    ids : str
-        Name of the column of ids.
-    kept : tuple of str
-        Columns of the original table that are kept.
-    """
-
-    ids: str
-    kept: tuple[str, ...]
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """All columns of the joined table, in order."""
-        return (*self.kept, *_ADDED)
-
-
 def read_ids(path: Path, column: str | None = None) -> pa.Array:
     """Return each case id of a CSV (UTF-8, commas) or Parquet table once, by `ID_COLUMNS`.
 
@@ -87,7 +65,7 @@ def read_ids(path: Path, column: str | None = None) -> pa.Array:
     import pyarrow as pa
 
     with _open_table(path) as (names, batches):
-        name = _columns(names, column).ids
+        name, _ = _columns(names, column)
         chunks = [_ids(batch, name) for batch in batches(_id_columns(names, name))]
         return pa.chunked_array(chunks, pa.string()).unique()
 
@@ -128,13 +106,13 @@ def join_csv(path: Path, find_sources: FindSources, file: TextIO, column: str | 
 
     unknown = 0
     with _open_table(path) as (names, batches):
-        columns = _columns(names, column)
+        ids, kept = _columns(names, column)
         head = csv.writer(file, lineterminator="\n")
-        head.writerow([escape_formula(name) for name in columns.all])
+        head.writerow([escape_formula(name) for name in (*kept, *_ADDED)])
         for batch in batches(names):
-            sources, missing = _sources_of(batch, columns.ids, find_sources)
+            sources, missing = _sources_of(batch, ids, find_sources)
             unknown += missing
-            cells = [_texts(batch.column(name)) for name in columns.kept]
+            cells = [_texts(batch.column(name)) for name in kept]
             cells += [compute.fill_null(source, "") for source in sources]
             lines = compute.binary_join_element_wise(*map(_cells, cells), ",")
             [text] = compute.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
@@ -157,11 +135,11 @@ def join_parquet(
     import pyarrow as pa
 
     table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
-    columns = _columns(table.column_names, column)
-    joined, unknown = table.select(list(columns.kept)), 0
+    ids, kept = _columns(table.column_names, column)
+    joined, unknown = table.select(kept), 0
     added: list[list[pa.Array]] = [[] for _ in SOURCE_COLUMNS]
-    for batch in table.select(_id_columns(table.column_names, columns.ids, *_ADDED)).to_batches():
-        sources, missing = _sources_of(batch, columns.ids, find_sources)
+    for batch in table.select(_id_columns(table.column_names, ids, *_ADDED)).to_batches():
+        sources, missing = _sources_of(batch, ids, find_sources)
         unknown += missing
         for chunks, source in zip(added, sources, strict=True):
             chunks.append(source)
@@ -244,8 +222,8 @@ def _trimmed(values: pa.Array) -> pa.Array:
     return compute.utf8_trim_whitespace(_texts(values))
 
 
-def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
-    """Find the column of ids, and leave out the columns that an earlier join added, all of them.
+def _columns(names: Sequence[str], column: str | None) -> tuple[str, list[str]]:
+    """Return the column of ids, and the columns that are kept: without those of an earlier join.
 
     Some of their names alone are columns of somebody else, which must not be lost.
     """
@@ -260,7 +238,7 @@ def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
     if own and len(own) < len(_ADDED) - (ids in _ADDED):
         detail = f"the table has a column {own[0]} already, which `join` would replace: rename it"
         raise ScanError(Reason.DAMAGED, detail)
-    return JoinedColumns(ids, tuple(name for name in names if name not in _ADDED or name == ids))
+    return ids, [name for name in names if name not in _ADDED or name == ids]
 
 
 @contextmanager
@@ -280,7 +258,6 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _read_parquet(path: Path) -> pa.Table:
-
     with _refused_for(Reason.DAMAGED, *read_errors()), open_parquet(path) as file:
         return file.read()
 
