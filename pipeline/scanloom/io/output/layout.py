@@ -101,30 +101,22 @@ def check_foreign_entries(out: Path) -> None:
         OUTPUT_UNWRITABLE if a foreign entry has a name that scanloom writes to, or the folder can't
         be read.
     """
+    if any(os.path.lexists(out / PRIVATE / name) for name in (KEY_FINGERPRINT, CROSSWALK)):
+        return
+    empty = set[str]()
     try:
-        foreign = _foreign(out)
+        for name in _MAY_BE_EMPTY:
+            if (out / name).is_dir() and not any(
+                _entries(out) if name == CASES else (out / name).iterdir()
+            ):
+                empty.add(name)
     except OSError as exc:
         detail = f"the output folder can't be read ({type(exc).__name__})"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
-    if foreign is not None:
-        detail = f"{foreign} in the output folder was not written by scanloom: use another --out"
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
-
-
-def _foreign(out: Path) -> str | None:
-    """Return the name of a foreign entry that scanloom would overwrite; None for a claimed OUT."""
-    if any(os.path.lexists(out / PRIVATE / name) for name in (KEY_FINGERPRINT, CROSSWALK)):
-        return None
-    for name in sorted(OUTPUT_ENTRIES - EARLY_ENTRIES):
-        path = out / name
-        empty = name in _MAY_BE_EMPTY and path.is_dir() and not any(_inside(out, name))
-        if os.path.lexists(path) and not empty:
-            return name
-    return None
-
-
-def _inside(out: Path, name: str) -> Iterator[object]:
-    return _entries(out) if name == CASES else (out / name).iterdir()
+    for name in sorted(OUTPUT_ENTRIES - EARLY_ENTRIES - empty):
+        if os.path.lexists(out / name):
+            detail = f"{name} in the output folder was not written by scanloom: use another --out"
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def no_results(out: Path, missing: str = "results") -> ScanError:

@@ -253,7 +253,7 @@ class Ledger:
         It may be a result of other files than those of the case, such as a copy of them. Notes are
         written some thousand at once, and by `gather`. A folder without a result needs none.
         """
-        position = self._find(case.folder_name)
+        position = self._lookup.first_row(case.folder_name)
         if position is None:
             return
         name, inode = case.folder_name, self._listed["inode"][position].as_py()
@@ -338,10 +338,6 @@ class Ledger:
         state = file_state(case_folder(self._out, name))
         return 0 if state is None else state.st_ino
 
-    def _find(self, name: str) -> int | None:
-        """Return the position of a folder in the list."""
-        return self._lookup.first_row(name)
-
     def _known(self) -> NDArray[np.int64]:
         """Return the positions of the folders of which something is said."""
         import numpy as np
@@ -349,11 +345,8 @@ class Ledger:
         return np.flatnonzero(self._recipe_numbers < len(self._recipes) - 1)
 
     def _provenance(self, position: int) -> tuple[str | None, ...]:
-        of_source = (column[position].as_py() for column in self._columns.values())
-        return (self._recipe(position), *of_source)
-
-    def _recipe(self, position: int) -> str | None:
-        return self._recipes[int(self._recipe_numbers[position])]
+        recipe = self._recipes[int(self._recipe_numbers[position])]
+        return (recipe, *(column[position].as_py() for column in self._columns.values()))
 
     def _listed_rows(self) -> pa.Table:
         """Return the provenance of each listed folder, null where its row is void or missing."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -190,21 +190,22 @@ def store_file_stamps(folder: Path, names: Iterable[str] | None = None) -> None:
     """
     timing = read_json(folder / TIMING)
     if names is None:
-        names = [name for name in _names(folder) if name != TIMING]
+        names = [name for name in files_in(folder) if name != TIMING]
     states = {name: (folder / name).stat() for name in names}
     stamps = {name: [s.st_size, s.st_mtime_ns] for name, s in states.items()}
     _write_timing(folder, {**timing, FILE_STAMPS: stamps})
 
 
-def _names(folder: Path) -> Iterator[str]:
+def files_in(folder: Path) -> list[str]:
+    """Return the names of all files below a folder, relative to it, sorted."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    yield from (path.relative_to(folder).as_posix() for path in files)
+    return [path.relative_to(folder).as_posix() for path in files]
 
 
 def _has_foreign_files(folder: Path) -> bool:
     """Return whether a case folder contains unpublished files, except those of file managers."""
     stamps = read_json(folder / TIMING).get(FILE_STAMPS, {})
-    foreign = (set(_names(folder)) - {TIMING} - set(stamps)) if stamps else set()
+    foreign = (set(files_in(folder)) - {TIMING} - set(stamps)) if stamps else set()
     return any(not name.rpartition("/")[2].startswith((".", "@", "Thumbs.db")) for name in foreign)
 
 
