@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Code, Flag, Grid, Measurement, Outputs, Segmentation, Structure
+from scanloom.core import Code, Grid, Measurement, Outputs, Segmentation, Structure
 from scanloom.io.dataset_text import decimal_strings, valid_uid
 from scanloom.io.dicom.uids import EXPLICIT_VR_LITTLE_ENDIAN
 from scanloom.io.output import file_names
@@ -123,10 +123,6 @@ _ANY_PROCEDURE = Code("363679005", "SCT", "Imaging procedure")
 """Procedures by modality (CID 100)."""
 
 
-def _flag_code(flag: Flag) -> Code:
-    return Code(flag.code, SCHEME, flag.code.replace("_", " "))
-
-
 def _intensity_code(measurement: Measurement, modality: str | None) -> Code:
     if measurement.unit == "HU":
         return _ATTENUATION
@@ -217,7 +213,8 @@ def _head(content: CaseContent, source: DicomSource, segments: Sequence[_Segment
     head.ConceptNameCodeSequence = [code_item(title)]
     template = make_item(MappingResource="DCMR", TemplateIdentifier="1500")
     head.ContentTemplateSequence = [template]
-    series = {valid_uid(source.first, "SeriesInstanceUID"): _source_images(source)}
+    images = {i.sop_instance: i.sop_class for i in source.slices if i is not None}
+    series = {valid_uid(source.first, "SeriesInstanceUID"): images}
     for segment in segments:
         series.setdefault(segment.series, {})[segment.sop_instance] = segment.sop_class
     referenced = []
@@ -231,11 +228,6 @@ def _head(content: CaseContent, source: DicomSource, segments: Sequence[_Segment
     return head
 
 
-def _source_images(source: DicomSource) -> dict[str, str]:
-    """Return the SOP classes of the source images by their SOPInstanceUID."""
-    return {image.sop_instance: image.sop_class for image in source.slices if image is not None}
-
-
 def _report(content: CaseContent, segments: Mapping[Name, _Segment], series: str) -> bytes:
     """Return the encoded items below the root of the content tree (TID 1500)."""
     modality = content.scan.volume.modality
@@ -247,7 +239,8 @@ def _report(content: CaseContent, segments: Mapping[Name, _Segment], series: str
         segmentation = by_model[measurement.model]
         described = _described(segmentation, structures[name], segments[name], series)
         items = [*described, *_numbers(measurement, modality)]
-        items += [_coded(_CONTAINS, _FLAG, _flag_code(flag)) for flag in measurement.flags]
+        flags = (Code(f.code, SCHEME, f.code.replace("_", " ")) for f in measurement.flags)
+        items += [_coded(_CONTAINS, _FLAG, flag) for flag in flags]
         groups.append(_container(_GROUP, items, template="1411"))
     procedure = _PROCEDURES.get(modality or "", _ANY_PROCEDURE)
     language = Code("121049", "DCM", "Language of Content Item and Descendants")

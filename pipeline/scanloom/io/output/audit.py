@@ -74,7 +74,7 @@ class AuditTrail:
         Parameters
         ----------
         event : Event
-        what : mapping
+        details : mapping
             JSON values: ids, codes and hashes, none of a patient.
 
         Raises

@@ -515,7 +515,8 @@ def folder_name(source: SourceRecord, taken: Iterable[str]) -> str:
     if source.patient_id:
         name = safe_file_name(f"{source.patient_id} {source.series_number}")
     else:
-        name = safe_file_name(_file_name(source))
+        name = os.path.basename(source.path)  # noqa: PTH119 escaped, not a path
+        name = safe_file_name(_SUFFIXES.sub("", name))
     used = {folder.casefold() for folder in taken}
     for candidate in (name, f"{name}-{source.id[-_ID_CHARACTERS:]}"):
         if name and candidate.casefold() not in used:
@@ -529,8 +530,3 @@ def safe_file_name(text: str) -> str:
     name = re.sub(r"[^\w-]+", "_", text).strip("_-")
     short = name.encode()[:MAX_NAME_BYTES].decode("utf-8", "ignore").strip("_-")
     return f"{short}_" if _DEVICES.fullmatch(short) else short
-
-
-def _file_name(source: SourceRecord) -> str:
-    """Return the name of the source's file or folder, without suffixes."""
-    return _SUFFIXES.sub("", os.path.basename(source.path))  # noqa: PTH119 escaped, not a path

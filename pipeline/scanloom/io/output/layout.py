@@ -78,15 +78,12 @@ def is_output_folder(folder: str, inside: list[str]) -> bool:
     except OSError:
         return False
     # The fingerprint is damaged or unreadable: a published case identifies the folder too
-    return CASES in inside and _contains_a_case(Path(folder))
-
-
-def _contains_a_case(out: Path) -> bool:
-    """Return whether a folder in `OUT/cases/`, or in a subfolder, has a `case.json`."""
-    try:
-        return any(os.path.lexists(os.path.join(entry.path, CASE)) for entry, _ in _entries(out))  # noqa: PTH118
-    except OSError:
-        return False
+    with suppress(OSError):
+        return CASES in inside and any(
+            os.path.lexists(os.path.join(entry.path, CASE))  # noqa: PTH118  # of many entries
+            for entry, _ in _entries(Path(folder))
+        )
+    return False
 
 
 def check_foreign_entries(out: Path) -> None:
@@ -333,8 +330,12 @@ class PublishedCases(Iterable[Path], Sized):
             name = text.removesuffix(_FANNED)
             yield name, name != text
 
+    def _places(self) -> Iterator[tuple[str, Iterator[tuple[str, bool]]]]:
+        """Yield each name with the one or two entries of `_merged` that have it."""
+        return itertools.groupby(self._merged(), itemgetter(0))
+
     def __bool__(self) -> bool:
-        return any(True for _ in self._merged())
+        return bool(self._runs)
 
     def __len__(self) -> int:
         if len(self._in_place) > 1:  # some may lie in both places
@@ -342,25 +343,19 @@ class PublishedCases(Iterable[Path], Sized):
         return self._in_place.total()
 
     def __iter__(self) -> Iterator[Path]:
-        before = ""
-        for name, fanned in self._merged():
-            if name != before:
-                yield self._path(name, fanned=fanned)
-            before = name
+        for _, places in self._places():
+            yield self._path(*next(places))
 
     def names(self) -> Iterator[str]:
         """Yield the names of the folders, in order."""
-        return (name for name, _ in itertools.groupby(self._merged(), itemgetter(0)))
+        return (name for name, _ in self._places())
 
     def copies(self) -> Iterator[Path]:
         """Yield the folders in subfolders whose cases lie in `cases/` too, where they count."""
-        before = ""
-        for name, fanned in self._merged():
-            if name == before:
-                yield self._path(name, fanned=fanned)
-            before = name
+        for _, (_, *copies) in self._places():
+            yield from itertools.starmap(self._path, copies)
 
-    def _path(self, name: str, *, fanned: bool) -> Path:
+    def _path(self, name: str, fanned: bool) -> Path:
         return Path(self._cases, subfolder_of(name), name) if fanned else Path(self._cases, name)
 
 

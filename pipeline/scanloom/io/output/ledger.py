@@ -261,9 +261,8 @@ class Ledger:
         if whole:
             with suppress(*_DAMAGE):
                 row = PublishedCase.read(case_folder(self._out, name), name, inode)
-        if self._provenance(position) == (
-            (row.recipe, row.source, row.stamp) if row.inode else _NONE
-        ):
+        said = (row.recipe, row.source, row.stamp) if row.inode else (None, None, None)
+        if self._provenance(position) == said:
             return
         self._noted.append((row, inode))
         if len(self._noted) >= _NOTED_AT_ONCE:
@@ -378,7 +377,6 @@ class Ledger:
 
 
 _PROVENANCE = ["recipe", "source", "stamp"]
-_NONE = (None, None, None)
 
 
 def list_folders(out: Path) -> pa.Table:
