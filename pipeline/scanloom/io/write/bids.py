@@ -24,6 +24,7 @@ from scanloom.io.output.file_names import SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.layout import identity_of, iter_cases, output_of
 from scanloom.io.output.work_folder import make_work_folder
+from scanloom.io.system.regular_files import open_regular_file
 
 BIDS = "bids"
 BIDS_VERSION = "1.10.0"
@@ -135,7 +136,7 @@ def _read_subject(case: Path, document: dict[str, Any], _: dict[str, Any]) -> _S
         # `segments.json` may have been changed: no other file is linked or copied
         if identity_of(path.relative_to(output_of(case))) != "shapes":
             raise ValueError("a file that is no label map is named as one")
-        path.stat()
+        open_regular_file(path).close()
     results = [*document["models"], *document.get("results", ())]
     return _Subject(case, document, {result["name"]: result for result in results}, files)
 

@@ -116,17 +116,18 @@ def test_files_that_are_no_label_maps_of_the_case_stay_where_they_are(
     out: Path, tmp_path: Path
 ) -> None:
     """Whoever can write to the output folder may name any file of its reader."""
-    secret, damaged = tmp_path / "secret", set[str]()
-    secret.write_text("secret")
-    for n, name in enumerate((str(secret), "preview.png")):
-        folder = folder_of(out, id_of(n))
-        (folder / name).touch()
+    secret = tmp_path / "secret.nii.gz"
+    folder = folder_of(out, id_of(0))
+    (folder / "split").symlink_to(tmp_path)
+    for path in (secret, folder / "preview.png"):
+        path.write_text("secret")
+    for name in (str(secret), "preview.png", f"split/{secret.name}"):
         document = json.loads((folder / "segments.json").read_text())
         document["files"][0]["file"] = name
         (folder / "segments.json").write_text(json.dumps(document))
-
-    assert not list(write_bids(out, "1", damaged).glob("sub-*"))
-    assert damaged == {id_of(0), id_of(1)}
+        damaged = set[str]()
+        assert len(list(write_bids(out, "1", damaged).glob("sub-*"))) == 1
+        assert damaged == {id_of(0)}
 
 
 def test_without_links_files_are_copied(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
