@@ -203,10 +203,15 @@ def test_a_case_that_is_damaged_from_the_start_changes_nothing(written: Tables) 
     assert written.write() == (True, ["g"])
 
 
-def test_damaged_features_are_read_each_time(written: Tables) -> None:
+@pytest.mark.parametrize("harm", ["damage", "link"])
+def test_damaged_features_are_read_each_time(harm: str, written: Tables, tmp_path: Path) -> None:
     folder = publish(written.out, "g", 2, ("f1", "f2"))
     timing = json.loads((folder / "timing.json").read_text())
-    (folder / "radiomics.csv").write_text('"')
+    if harm == "damage":
+        (folder / "radiomics.csv").write_text('"')
+    else:  # what the file elsewhere holds would come into the table
+        (folder / "radiomics.csv").rename(tmp_path / "patients.csv")
+        (folder / "radiomics.csv").symlink_to(tmp_path / "patients.csv")
     del timing["files"]["radiomics.csv"]  # so that the stamps are no hint
     (folder / "timing.json").write_text(json.dumps(timing))
     assert written.write() == (True, ["g"])
