@@ -21,10 +21,10 @@ from typing import Any
 from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.output.failures import has_failed
 from scanloom.io.output.file_names import SEGMENTS
-from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json, write_json
 from scanloom.io.output.layout import identity_of, iter_cases, output_of
 from scanloom.io.output.work_folder import make_work_folder
-from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 
 BIDS = "bids"
 BIDS_VERSION = "1.10.0"
@@ -96,7 +96,7 @@ def check_bids(out: Path) -> None:
 def has_bids(out: Path) -> bool:
     """Return whether `OUT/bids` exists and its description names scanloom as its generator."""
     try:
-        description = json.loads((out / BIDS / _DESCRIPTION).read_text(encoding="utf-8"))
+        description = json.loads(read_regular_file(out / BIDS / _DESCRIPTION, MAX_DOCUMENT_BYTES))
         return any(generator["Name"] == "scanloom" for generator in description["GeneratedBy"])
     except (OSError, ValueError, LookupError, TypeError):
         return False
