@@ -50,6 +50,7 @@ from scanloom.io.write.derived_dicom import (
     algorithm_item,
     code_item,
     description_of,
+    encode_elements,
     make_item,
     new_object,
     reference_item,
@@ -407,14 +408,8 @@ def _sequence(group: int, element: int, items: Chunks) -> Chunks:
 
 
 def _encode(dataset: Dataset) -> bytes:
-    """Encode the elements of a dataset in implicit VR, little endian."""
-    from pydicom.filebase import DicomBytesIO
-    from pydicom.filewriter import write_dataset
-
-    buffer = DicomBytesIO()
-    buffer.is_implicit_VR = buffer.is_little_endian = True
-    write_dataset(buffer, dataset, "ISO_IR 192")  # of parts, for which the head names it
-    return bytes(buffer.getvalue())
+    """Encode the elements of a part in implicit VR; the head names the character set."""
+    return encode_elements(dataset, "ISO_IR 192", implicit=True)
 
 
 # --- read-back ------------------------------------------------------------------------------------

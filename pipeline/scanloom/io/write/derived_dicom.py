@@ -258,7 +258,7 @@ def _texts(header: Dataset, keyword: str) -> list[str]:
 
 
 # --- encoded elements -----------------------------------------------------------------------------
-# Explicit VR, little endian.
+# Explicit VR, little endian, unless it is said.
 
 
 def encode_element(group: int, element: int, vr: str, text: str) -> bytes:
@@ -274,6 +274,17 @@ def encode_sequence(group: int, element: int, *items: bytes) -> bytes:
     chunks = [chunk for item in items for chunk in (ITEM, struct.pack("<I", len(item)), item)]
     head = struct.pack("<HH2s2xI", group, element, b"SQ", sum(map(len, chunks)))
     return b"".join((head, *chunks))
+
+
+def encode_elements(dataset: Dataset, characters: str, *, implicit: bool = False) -> bytes:
+    """Encode the elements of a dataset, without file meta information, in a character set."""
+    from pydicom.filebase import DicomBytesIO
+    from pydicom.filewriter import write_dataset
+
+    buffer = DicomBytesIO()
+    buffer.is_implicit_VR, buffer.is_little_endian = implicit, True
+    write_dataset(buffer, dataset, characters)
+    return bytes(buffer.getvalue())
 
 
 def encode_dataset(dataset: Dataset) -> bytes:

@@ -46,6 +46,7 @@ from scanloom.io.write.derived_dicom import (
     description_of,
     encode_dataset,
     encode_element,
+    encode_elements,
     encode_sequence,
     hashed_uid,
     make_item,
@@ -162,14 +163,8 @@ class SegFile:
 
     def _encoded(self, tags: slice) -> bytes:
         """Return the encoded elements of a range of tags, in the data set's characters."""
-        from pydicom.filebase import DicomBytesIO
-        from pydicom.filewriter import write_dataset
-
-        buffer = DicomBytesIO()
-        buffer.is_implicit_VR, buffer.is_little_endian = False, True
         characters = self.dataset.get("SpecificCharacterSet", "ISO_IR 6")
-        write_dataset(buffer, self.dataset[tags], characters)
-        return bytes(buffer.getvalue())
+        return encode_elements(self.dataset[tags], characters)
 
     @property
     def meta(self) -> Dataset:
