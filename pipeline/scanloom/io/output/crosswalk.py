@@ -237,7 +237,7 @@ def unknown_ids(out: Path, ids: Iterable[str]) -> set[str]:
 
 
 def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
-    """Return the last row of each case with a result, by the name of its folder in `OUT/cases/`.
+    """Return the last row of each case, by the name of its folder in `OUT/cases/`, or else its id.
 
     Raises
     ------
