@@ -30,7 +30,13 @@ from scanloom.io.dicom.header.elements import EncodedElements
 from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.walk import FileEntry
-from scanloom.io.output.parquet_file import open_parquet, parquet_writer, read_errors, write_parquet
+from scanloom.io.output.parquet_file import (
+    open_native,
+    open_parquet,
+    parquet_writer,
+    read_errors,
+    write_parquet,
+)
 from scanloom.io.output.private import write_private
 from scanloom.io.output.work_folder import process_file_name
 from scanloom.io.system.archives import ARCHIVE_KINDS
@@ -214,17 +220,21 @@ class IndexStore:
         return None
 
     def write(self, name: str, write: Callable[[Any], object]) -> None:
-        """Write a part, or the catalogue if `name` is empty; `write` gets a path or a stream.
+        """Write a part, or the catalogue if `name` is empty; `write` gets an open file.
 
         Other names than those of parts are those of drafts, see `process_file_name`.
         """
         import pyarrow as pa
 
+        def write_draft(draft: Path) -> None:
+            with open_native(draft, "wb") as file:
+                write(file)
+
         if self._path is not None and self._writable is not None:
             path = self._file_path(self._path, name)
             try:
                 with self._writable(path.parent):
-                    write_private(path, write)
+                    write_private(path, write_draft)
             except OSError:
                 if not self._keep_in_memory:
                     raise
@@ -246,7 +256,7 @@ class IndexStore:
             return pa.BufferReader(self._memory[name])
         if self._path is None or not self._file_path(self._path, name).is_file():
             raise FileNotFoundError
-        return pa.OSFile(os.fspath(self._file_path(self._path, name)))
+        return open_native(self._file_path(self._path, name))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files that only this process knows."""

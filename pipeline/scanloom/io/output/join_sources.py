@@ -17,7 +17,7 @@ from scanloom.io.output.measurements import (
     escape_formula,
     unescape_formula,
 )
-from scanloom.io.output.parquet_file import open_parquet, read_errors, write_parquet
+from scanloom.io.output.parquet_file import open_native, open_parquet, read_errors, write_parquet
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
         texts = dict.fromkeys(columns, pa.string())
         with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
             reader = arrow.open_csv(
-                path,
+                open_native(path),
                 arrow.ReadOptions(block_size=_MAX_CELL),
                 arrow.ParseOptions(newlines_in_values=True),
                 arrow.ConvertOptions(column_types=texts, include_columns=list(columns)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,7 +54,7 @@ def joined_text(path: Path) -> str:
 
 
 def test_rows_get_their_source_and_keep_the_rest(tmp_path: Path) -> None:
-    rows, unknown = joined(written(tmp_path / "t.csv"))
+    rows, unknown = joined(written(tmp_path / os.fsdecode(b"not UTF-8 \xfc.csv")))
 
     assert unknown == 1
     assert list(rows[0]) == ["case", "label", "mean", "flags", *ADDED]
