@@ -39,6 +39,8 @@ FindSources = Callable[["pa.Array", "pa.Array"], "pa.Table"]
 a file, from 1."""
 ReadColumns = Callable[[Sequence[str]], Iterator["pa.RecordBatch"]]
 
+_UNREAD = "the table can't be read"
+_NO_CSV = "the table is not a CSV in UTF-8, or not all of its rows have as many cells"
 _COPY = "copy"
 _FEATURES = ("morph_", "stat_", "ih_", "cm_", "rlm_", "szm_", "ngt_")
 """Beginnings of the columns of radiomics."""
@@ -242,12 +244,12 @@ def _columns(names: Sequence[str], column: str | None) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def _refused_for(reason: Reason, *errors: type[Exception]) -> Iterator[None]:
+def _refused_for(reason: Reason, *errors: type[Exception], detail: str = _UNREAD) -> Iterator[None]:
     """Refuse a table for these exceptions."""
     try:
         yield
     except errors as exc:
-        raise ScanError(reason, f"the table can't be read ({type(exc).__name__})") from exc
+        raise ScanError(reason, f"{detail} ({type(exc).__name__})") from exc
 
 
 def _is_parquet(path: Path) -> bool:
@@ -321,7 +323,7 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
         with file:
             yield (
                 list(file.schema_arrow.names),
-                lambda columns: _read(file.iter_batches(BATCH_ROWS, columns=list(columns))),
+                lambda names: _read(file.iter_batches(BATCH_ROWS, columns=list(names)), _UNREAD),
             )
         return
     with _csv_rows(path) as (names, _):
@@ -333,24 +335,33 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
 
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         texts = dict.fromkeys(columns, pa.string())
-        with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
+        with (
+            _refused_for(Reason.DAMAGED, OSError, pa.ArrowException),
+            _refused_for(Reason.DAMAGED, pa.ArrowInvalid, detail=_NO_CSV),
+        ):
             reader = arrow.open_csv(
                 open_native(path),
                 arrow.ReadOptions(block_size=_MAX_CELL),
                 arrow.ParseOptions(newlines_in_values=True),
                 arrow.ConvertOptions(column_types=texts, include_columns=list(columns)),
             )
-        return _read(iter(reader))
+        return _read(iter(reader), _NO_CSV)
 
     yield names, read
 
 
-def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches; what is raised where they are used is not damage of the table."""
+def _read(batches: Iterator[pa.RecordBatch], invalid: str) -> Iterator[pa.RecordBatch]:
+    """Yield batches; what is raised where they are used is not damage of the table.
+
+    `invalid` is what is said of one whose content is not valid.
+    """
     import pyarrow as pa
 
     while True:
-        with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
+        with (
+            _refused_for(Reason.DAMAGED, OSError, pa.ArrowException),
+            _refused_for(Reason.DAMAGED, pa.ArrowInvalid, detail=invalid),
+        ):
             batch = next(batches, None)
         if batch is None:
             return
