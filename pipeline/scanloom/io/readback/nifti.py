@@ -166,7 +166,7 @@ def _check_length(path: Path, forms: NiftiGeometry) -> None:
 @contextmanager
 def path_for_itk(path: Path) -> Iterator[str]:
     """Yield a path of a file that is UTF-8: SimpleITK aborts the process at any other."""
-    if str(path).isprintable():
+    if not any("\ud800" <= character <= "\udfff" for character in str(path)):
         yield str(path)
         return
     folder = os.open(path.parent, os.O_RDONLY)
