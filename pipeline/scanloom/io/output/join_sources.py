@@ -230,7 +230,9 @@ def _columns(names: Sequence[str], column: str | None) -> tuple[str, list[str]]:
     Some of their names alone are columns of somebody else, which must not be lost.
     """
     if len(set(names)) != len(names):
-        raise ScanError(Reason.DAMAGED, "two columns of the table have the same name")
+        unnamed = "several columns of the table have no name: name them, or delete them"
+        same = "two columns of the table have the same name"
+        raise ScanError(Reason.DAMAGED, unnamed if names.count("") > 1 else same)
     candidates = (column,) if column is not None else ID_COLUMNS
     ids = next((name for name in candidates if name in names), None)
     if ids is None:

@@ -263,6 +263,7 @@ def test_spaces_around_ids_do_not_matter(tmp_path: Path) -> None:
         (b'\xef\xbb\xbf"case";"v"\r\n"aaa";"1,5"\r\n', "separated by semicolons"),
         (b"case\tv\naaa\t1\n", "separated by tabs"),
         (b"PK\x03\x04\x14\x00,\x00", "a workbook of a spreadsheet"),
+        (b"case,v,,\naaa,1,,\n", "several columns of the table have no name"),
         (b"case,v\naaa\n", "not all of its rows have as many cells"),
         (b"case,v\n" + b"aaa,1\n" * 9999 + b"aaa,M\xfcller\n", "not a CSV in UTF-8"),
     ],
