@@ -38,7 +38,13 @@ from scanloom.io.output.crosswalk import (
 )
 from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
-from scanloom.io.output.layout import Owners, identity_of, no_results, published_cases
+from scanloom.io.output.layout import (
+    Owners,
+    identity_of,
+    no_results,
+    published_cases,
+    read_case,
+)
 from scanloom.io.output.private import check_links, read_key_of
 from scanloom.io.output.published import FILE_STAMPS, SOURCE_STAMP, check_files
 from scanloom.io.scan import GridOnlySource, Scan
@@ -365,7 +371,7 @@ def _read_results(out: Path, options: DatasetOptions, left_out: LeftOut) -> list
             labelled = reference_result(out, folder.name, verdicts)
             for each in {folder, latest, labelled}:
                 check_files(each)
-            if owners.other_case(folder):
+            if owners.other_case(folder.name, read_case(folder)):
                 raise ValueError("the folder holds the result of another case")
             read = [_read_result(out, folder, each) for each in dict.fromkeys((labelled, latest))]
             judged = [_judged(each, verdicts, options) for each in read]

@@ -18,9 +18,9 @@ from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError, printa
 from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
 from scanloom.io.output.failures import FAILED, failed_cases
-from scanloom.io.output.file_names import PREVIEW, TIMING
+from scanloom.io.output.file_names import PREVIEW
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import CASES, TOTALS, iter_cases, read_case
+from scanloom.io.output.layout import CASES, TOTALS, iter_cases
 from scanloom.io.output.lookup import Lookup
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.system.regular_files import open_regular_file
@@ -238,10 +238,10 @@ def _status(run: Path) -> dict[str, Any] | None:
         return None  # not written by scanloom
 
 
-def _published(folder: Path) -> tuple[ReportCase, dict[str, dict[str, Any]], dict[str, str]]:
+def _published(
+    folder: Path, document: dict[str, Any], timing: dict[str, Any]
+) -> tuple[ReportCase, dict[str, dict[str, Any]], dict[str, str]]:
     """Return a case, its models by card, device and precision, and its library versions."""
-    document = read_case(folder)
-    timing = read_json(folder / TIMING)
     preview, results = folder / PREVIEW, document.get("results", [])
     files = [path for entry in folder.iterdir() for path in (entry, *entry.glob("*"))]
     case = ReportCase(
