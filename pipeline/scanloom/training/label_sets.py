@@ -45,6 +45,8 @@ _SEGMENT_SUFFIXES: Final = (".seg.nrrd", ".dcm")
 """Formats of segments, which may leave out slices of the scan."""
 _SUFFIXES: Final = (*_SEGMENT_SUFFIXES, *VOLUME_SUFFIXES)
 _DOCUMENTS: Final = ("dataset.json", "datalist.json")
+_CONFIGS: Final = "configs"
+"""Folder of a bundle's list of cases."""
 _TESTS: Final = ("test", "testing")
 _TRAINING: Final = ("training", "validation")
 """Lists of a description of a dataset."""
@@ -145,7 +147,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
     ----------
     path : Path
         An output folder; a dataset of MSD, nnU-Net or MONAI, of which the cases that are set aside
-        for testing count, or all if there are none; a folder of label maps, or one of them.
+        for testing count, or all if there are none; a bundle of `scanloom train`, of which those
+        count that it held out; a folder of label maps, or one of them.
     key : Path or None
         File with the key of an output folder, whose cases also have the names of their scans'
         files; None for the user's own. It is not needed for a folder without the crosswalk.
@@ -166,13 +169,16 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
         raise ScanError(Reason.NOT_FOUND, "this path does not exist", str(path))
     if (path / "cases").is_dir():
         return _results(path, key, corrected=corrected)
-    cases = _dataset_cases(path)
+    if of_bundle := _document(path / _CONFIGS):
+        cases, training = _held_out(path, of_bundle)
+    else:
+        cases, training = _dataset_cases(path), _training_names(path)
     if not cases:
         detail = "this folder has no label map (its subfolders don't count), and is no output "
         detail += "folder and no dataset"
         raise ScanError(Reason.NO_REFERENCE, detail, str(path))
     cases.sort(key=lambda case: case.name)
-    return LabelSet(tuple(cases), training=_training_names(path) - {case.name for case in cases})
+    return LabelSet(tuple(cases), training=training - {case.name for case in cases})
 
 
 def _stem(name: str) -> str:
@@ -326,36 +332,48 @@ def _image(path: Path | None) -> Volume | None:
 def _dataset_cases(folder: Path) -> list[CaseLabels]:
     """Return the label maps of a dataset, or of a folder of files."""
     document = _document(folder)
-    tests, training = (_listed(folder, document, each) for each in (_TESTS, _TRAINING))
-    names, patients = value_names(document), _patients(folder)
-    for listed, labels, images in (
-        (tests, "labelsTs", "imagesTs"),
-        (training, "labelsTr", "imagesTr"),
-    ):
-        files = listed or [(file, None) for file in _files(folder / labels)]
-        if files:
-            scans = _scans(folder / images)
-            of_cases = _case_names([file for file, _ in files])
-            return [
-                _file_labels(
-                    file,
-                    name,
-                    names,
-                    folder / image if image else scans.get(name),
-                    patients.get(name, ""),
-                )
-                for name, (file, image) in zip(of_cases, files, strict=True)
-            ]
-    scans = {}
+    for subsets, end in ((_TESTS, "Ts"), (_TRAINING, "Tr")):
+        files = _listed(folder, document, subsets)
+        if files := files or [(file, None) for file in _files(folder / f"labels{end}")]:
+            return _listed_cases(folder, files, document, _scans(folder / f"images{end}"))
+    root, scans = folder, dict[str, Path]()
     if not document and folder.name.startswith("labels"):  # of a dataset
-        names = value_names(_document(folder.parent))
-        scans = _scans(folder.parent / folder.name.replace("labels", "images", 1))
-        patients = _patients(folder.parent)
+        root = folder.parent
+        document = _document(root)
+        scans = _scans(root / folder.name.replace("labels", "images", 1))
+    return _listed_cases(root, [(file, None) for file in _files(folder)], document, scans)
+
+
+def _listed_cases(
+    root: Path,
+    files: Sequence[tuple[Path, str | None]],
+    document: Mapping[str, Any],
+    scans: Mapping[str, Path],
+) -> list[CaseLabels]:
+    """Return the label maps of a dataset with its description; images are listed or in `scans`."""
+    names, patients = value_names(document), _patients(root)
+    of_cases = _case_names([file for file, _ in files])
     return [
-        _file_labels(file, name, names, scans.get(name), patients.get(name, ""))
-        for file in _files(folder)
-        for name in [case_name(file.name)]
+        _file_labels(
+            file, name, names, root / image if image else scans.get(name), patients.get(name, "")
+        )
+        for name, (file, image) in zip(of_cases, files, strict=True)
     ]
+
+
+def _held_out(bundle: Path, document: Mapping[str, Any]) -> tuple[list[CaseLabels], frozenset[str]]:
+    """Return the cases that a training held out, and the names of those that it has seen."""
+    try:
+        root = Path(read_json(bundle / _CONFIGS / "train.json")["data_root"])
+    except (OSError, ValueError, LookupError, TypeError) as exc:
+        detail = "configs/train.json does not say where the cases of this bundle are"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail, str(bundle)) from exc
+    files = _listed(root, document, _TESTS)
+    if not files:
+        detail = "the recipe of this bundle held out no case (hold_out)"
+        raise ScanError(Reason.NO_REFERENCE, detail, str(bundle))
+    seen = [file for file, _ in _listed(root, document, _TRAINING)]
+    return _listed_cases(root, files, document, {}), frozenset(_case_names(seen))
 
 
 def _listed(
@@ -394,9 +412,11 @@ def recorded(folder: Path, name: Literal["patient", "fold"]) -> dict[str, int]:
 
 
 def _case_names(files: Sequence[Path]) -> list[str]:
-    """Return the names of files; if some are equal, those of their folders."""
+    """Return the names of files; if some are equal, those of their folders, unless these are."""
     names = [case_name(file.name) for file in files]
-    return names if len(set(names)) == len(names) else [file.parent.name for file in files]
+    folders = [file.parent.name for file in files]
+    is_by_folder = len(set(names)) < len(files) == len(set(folders))
+    return folders if is_by_folder else names
 
 
 def _files(folder: Path) -> list[Path]:
@@ -422,7 +442,7 @@ def _document(folder: Path) -> dict[str, Any]:
     for name in _DOCUMENTS:
         try:
             document = json.loads(read_regular_file(folder / name, MAX_LIST_BYTES))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as exc:
             detail = f"{name} can't be read ({type(exc).__name__})"

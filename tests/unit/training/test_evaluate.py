@@ -238,6 +238,10 @@ def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) 
     save(tmp_path / "dataset/labelsTr/trained.nii.gz", two_boxes())
     save(tmp_path / "dataset/labelsTs/tested.nii.gz", two_boxes())
     assert [c.name for c in open_label_set(tmp_path / "dataset").cases] == ["tested"]
+    for name in ("a.nii.gz", "a.nrrd"):  # of which one is wrong
+        save(tmp_path / "dataset/labelsTs/b.nii.gz", two_boxes()).with_name(name).touch()
+    names = [case.name for case in open_label_set(tmp_path / "dataset").cases]
+    assert names == ["a", "a", "b", "tested"]
     items = [{"image": f"{n}/image.nii.gz", "label": f"{n}/label.nii.gz"} for n in ("p1", "p2")]
     for item in items:
         save(tmp_path / "list" / item["label"], two_boxes())

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from scanloom.core import ScanError
+from scanloom.training.label_sets import open_label_set
 from scanloom.training.recipe import TrainingRecipe
 from support.commands import scanloom
 
@@ -144,6 +145,29 @@ def test_the_bundle_is_a_model_of_scanloom_with_the_averaged_weights(trained: Pa
     state = torch.load(trained / "checkpoints" / "checkpoint_epoch=3.pt", weights_only=True)
     assert same(weights(trained), state["average"])
     assert not same(weights(trained), state["network"])
+
+
+def test_the_cases_that_a_training_held_out_are_references(trained: Path, tmp_path: Path) -> None:
+    train, cases = (
+        json.loads((trained / "configs" / name).read_text())
+        for name in ("train.json", "datalist.json")
+    )
+    [held_out] = cases["testing"]
+    file = Path(train["data_root"], held_out["label"])
+
+    opened = open_label_set(trained)
+
+    [case] = opened.cases
+    assert (case.path, len(opened.training)) == (file, 7)
+    read = case.read(None)
+    assert read.names == {"near": (0, (1,)), "far": (0, (2,))}
+    np.testing.assert_array_equal(read.layers[0], np.asarray(nib.load(file).dataobj))
+    without = copy_configs(trained, tmp_path / "without")
+    (without / "configs/datalist.json").write_text(json.dumps(cases | {"testing": []}))
+    with pytest.raises(ScanError, match="held out no case"):
+        open_label_set(without)
+    with pytest.raises(ScanError, match="does not say where"):
+        open_label_set(copy_configs(trained, tmp_path / "lost", data_root=None))
 
 
 def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -> None:
