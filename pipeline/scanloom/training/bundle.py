@@ -541,7 +541,8 @@ def _trainer(recipe: TrainingRecipe) -> Json:
         {
             "_target_": "ValidationHandler",
             "validator": "@evaluator",
-            "interval": recipe.schedule.validate_every,
+            # a training of fewer epochs is validated at its end
+            "interval": f"$min({recipe.schedule.validate_every}, @epochs)",
             "_disabled_": "$not @validation_cases",
         },
         {

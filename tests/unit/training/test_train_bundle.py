@@ -197,6 +197,20 @@ def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -
     assert card.after == (Normalize(), Normalize())
 
 
+@pytest.mark.parametrize(("every", "interval"), [(2, 2), (9, 3)])
+def test_a_training_of_few_epochs_is_validated_at_its_end(every: int, interval: int) -> None:
+    from monai.bundle import ConfigParser
+
+    from scanloom.training.bundle import train_config
+
+    plan = {"steps": 12, "epoch": 4, "validate_every": every}
+    config = train_config(recipe(schedule=plan), Path("data"), 5)
+    handlers = [str(each) for each in config["trainer"]["train_handlers"]]
+    [n] = [n for n, each in enumerate(handlers) if "ValidationHandler" in each]
+    parser = ConfigParser(config)
+    assert parser.get_parsed_content(f"trainer#train_handlers#{n}#interval") == interval
+
+
 def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path) -> None:
     from scanloom.training.train import prepare, write_training
 
