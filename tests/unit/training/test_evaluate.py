@@ -651,13 +651,19 @@ def test_a_difference_is_one_line_of_at_most_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    names = ["hippocampus_anterior", "hippocampus_posterior"]
     for folder, shift in (("references", 0), ("first", 1), ("second", 2)):
+        write(tmp_path / folder / "dataset.json", {"labels": {names[0]: 1, names[1]: 2}})
         for n in range(2):
             save(tmp_path / folder / f"{n}.nii.gz", two_boxes(shift))
     shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
     interval = r" +2 +[+-]\d+\.\d+ \([+-]\d+\.\d+ to [+-]\d+\.\d+\)$"
     assert "(quartiles)" in shown  # the brackets of the differences are an interval
-    for structure in ("1", "2", "mean of structures"):
+    agreement = (
+        r"^hippo\w+ +2 +0\.\d{3} \(0\.\d{3} to 0\.\d{3}\) +[\d.]+ +[\d.]+ +[+-][\d.]+ +0, 0$"
+    )
+    assert len(re.findall(agreement, shown, re.MULTILINE)) == 4
+    for structure in (*names, "mean of structures"):
         for figure in ("Dice", "HD95 mm", "NSD"):
             line = rf"^{structure} +{figure}{interval}"
             [found] = re.findall(line, shown, re.MULTILINE)
