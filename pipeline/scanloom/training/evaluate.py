@@ -44,13 +44,7 @@ from scanloom.training.metrics import (
 Side = Literal["first", "second"]
 """The predictions, and those that they are compared with."""
 Figure = Literal["dice", "hd95_mm", "nsd", "volume_error_ml", "volume_error_percent"]
-FIGURES: Final[tuple[Figure, ...]] = (
-    "dice",
-    "hd95_mm",
-    "nsd",
-    "volume_error_ml",
-    "volume_error_percent",
-)
+FIGURES: Final[tuple[Figure, ...]] = get_args(Figure)
 COMPARED: Final[tuple[Figure, ...]] = ("dice", "hd95_mm", "nsd")
 """Figures of which two predictions are compared: a difference means better or worse."""
 

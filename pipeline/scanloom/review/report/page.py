@@ -41,7 +41,6 @@ from scanloom.review.report.data import (
     private_rows,
     run_row,
     summed_runs,
-    valid_runs,
 )
 from scanloom.review.report.parts import (
     ROWS,
@@ -216,8 +215,7 @@ def _with_parts(
 
 def _html(out: Path, kept: dict[str, Any]) -> str:
     """Return a page with what there is to say about runs."""
-    reported, workflow = collect_runs(out)
-    runs = valid_runs(reported)
+    runs, workflow = collect_runs(out)
     # one module without imports: a page on disk can't import modules from beside it
     script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
     style = page_style()
