@@ -380,8 +380,9 @@ def _row(
     """Return a case as the page shows it."""
     has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
     findings = outliers.find_outliers(case.measurements, cohort, case.axes) if has_result else []
-    # the threshold of review: an outdated result calls for a look, whatever its findings
-    risk = 1.0 if outdated else outliers.risk_score(findings)
+    risk = outliers.risk_score(findings)
+    if outdated:  # it calls for a look without any finding too
+        risk = max(risk, outliers.REVIEW_THRESHOLD)
     mosaic = read_mosaic(case.preview) if case.preview and findings else None
     shown = _shown_findings(findings, case, list(structures), mosaic)
     if outdated:
