@@ -72,14 +72,6 @@ class Picture:
     size: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class WorstCase:
-    """A case with its worst structure, and its pictures."""
-
-    row: StructureRow
-    pictures: tuple[tuple[str, Picture], ...]
-
-
 def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
     """Return the page as HTML; it opens from disk and loads nothing.
 
@@ -267,8 +259,10 @@ def _ticks(ends: tuple[float, float]) -> list[float]:
 # --- pictures of the worst cases ------------------------------------------------------------------
 
 
-def _worst_cases(evaluation: Evaluation, labels: Names | None) -> Iterator[WorstCase]:
-    """Yield the cases with the lowest Dice of a structure, once each, with pictures."""
+def _worst_cases(
+    evaluation: Evaluation, labels: Names | None
+) -> Iterator[tuple[StructureRow, tuple[tuple[str, Picture], ...]]]:
+    """Yield the cases with the lowest Dice of a structure, once each, with titles and pictures."""
     rows = [r for r in evaluation.rows if r.side == "first" and r.agreement.outcome != "absent"]
     # of structures without overlap, the largest error comes first
     rows.sort(key=lambda r: (r.agreement.dice, -abs(r.agreement.volume_error_ml), r.case))
@@ -280,7 +274,7 @@ def _worst_cases(evaluation: Evaluation, labels: Names | None) -> Iterator[Worst
             pictures = _pictures(row, evaluation, labels)
         except (ScanError, OSError):  # changed or lost since it was compared
             pictures = ()
-        yield WorstCase(row, pictures)
+        yield row, pictures
 
 
 def _pictures(

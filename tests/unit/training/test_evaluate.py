@@ -818,10 +818,10 @@ def test_the_picture_shows_labels_over_the_scan_where_they_are(tmp_path: Path) -
     half[half == 1] = 0
     save(tmp_path / "predictions/a.nii.gz", half)
     result = evaluated(tmp_path / "predictions", tmp_path / "dataset")
-    [worst] = _worst_cases(result, None)
-    assert worst.row.structure == "anterior"
+    [(row, pictures)] = _worst_cases(result, None)
+    assert row.structure == "anterior"
     shown = {}
-    for title, picture in worst.pictures:
+    for title, picture in pictures:
         data = base64.b64decode(picture.data.partition(",")[2])
         shown[title] = np.asarray(Image.open(BytesIO(data)).convert("RGB")).astype(int)
     assert list(shown) == ["reference", "predictions"]
