@@ -192,6 +192,11 @@ def case_name(file: str) -> str:
     return unicodedata.normalize("NFC", _stem(file))
 
 
+def _scan_name(file: Path) -> str:
+    """Return the name of a scan's case: nnU-Net numbers the channels of images."""
+    return case_name(file.name).removesuffix("_0000")
+
+
 def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
     check_links(out)
     folders = published_cases(out)
@@ -222,8 +227,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         if record is not None:
             source = Path(record.path)
             around = source.parent.name  # files of one name have folders of their own
-            # nnU-Net numbers the channels of images
-            file = case_name(source.name).removesuffix("_0000")
+            file = _scan_name(source)
             names += [record.id, f"{around}/{file}", file]
             patient = named_patient(record)
         judged = verdicts.get(folder.name, {}) if is_reviewed else None
@@ -297,9 +301,11 @@ def _file_labels(
     patient: str = "",
 ) -> CaseLabels:
     """Return the labels of a file; `values` are those that a dataset names."""
+    # a list may pair `segmentation-0` with `volume-0`
+    of_image = () if image is None else (_scan_name(image),)
     return CaseLabels(
         name,
-        (name,),
+        tuple(dict.fromkeys((name, *of_image))),
         patient,
         path,
         has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
@@ -433,7 +439,7 @@ def _scans(folder: Path) -> dict[str, Path]:
     """Return the images of a dataset by the names of their label maps; the first channel counts."""
     scans: dict[str, Path] = {}
     for file in _files(folder):
-        scans.setdefault(case_name(file.name).removesuffix("_0000"), file)
+        scans.setdefault(_scan_name(file), file)
     return scans
 
 

@@ -253,6 +253,20 @@ def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) 
     assert [case.name for case in open_label_set(tmp_path / "list").cases] == ["label"]
 
 
+def test_cases_of_a_list_have_the_names_of_its_images_too(tmp_path: Path) -> None:
+    """As LiTS has them."""
+    listed = []
+    for n in range(2):
+        save(tmp_path / f"list/segmentation-{n}.nii.gz", two_boxes(n))
+        save(tmp_path / f"predictions/volume-{n}.nii.gz", two_boxes(n))
+        listed.append({"image": f"volume-{n}.nii", "label": f"segmentation-{n}.nii.gz"})
+    write(tmp_path / "list/datalist.json", {"testing": listed})
+
+    assert run(tmp_path, "predictions", "list").code == 0
+
+    assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
+
+
 @pytest.mark.parametrize("references", ["dataset", "dataset/labelsTs"])
 @pytest.mark.parametrize("listed", [True, False])
 def test_training_cases_of_the_references_lack_none(
