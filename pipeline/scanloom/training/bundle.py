@@ -44,9 +44,9 @@ def write_bundle(
     """
     configs = folder / "configs"
     configs.mkdir(parents=True, exist_ok=True)
+    datalist: Json = dict(cases.items())
     # as nnU-Net has them in `dataset.json`: an evaluation compares by these names
-    datalist: Json = {"labels": {each.label: list(each.values) for each in recipe.structures}}
-    datalist |= cases
+    datalist["labels"] = {each.label: list(each.values) for each in recipe.structures}
     if content:
         datalist["content"] = content
     documents = {
