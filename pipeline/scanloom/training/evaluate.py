@@ -635,7 +635,7 @@ class _Boxes:
 
         layer, values = region
         if layer not in self._boxes:
-            self._boxes[layer] = find_objects(self._labels.layers[layer].astype(np.int32))
+            self._boxes[layer] = find_objects(self._labels.layers[layer])
         boxes = self._boxes[layer]
         known = [boxes[value - 1] for value in values if value <= len(boxes)]
         return [box for box in known if box is not None]
