@@ -276,13 +276,15 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
     grid = own if grid is None else grid
     layers = [on_grid(each, own.affine, grid) for each in maps.values()]
     if verdicts is not None:
-        for label in [each for each in regions if statuses[each] not in ("accepted", "corrected")]:
-            layer, values = regions.pop(label)
-            layers[layer] = np.where(np.isin(layers[layer], values), 0, layers[layer])
+        unapproved = [n for n in regions if statuses[n] not in ("accepted", "corrected")]
+        dropped = [regions.pop(label) for label in unapproved]
         if not regions:
             phrases = {"stale": "replaced since its review"}
             listed = " and ".join(sorted({phrases.get(each, each) for each in statuses.values()}))
             raise ScanError(Reason.NOT_REVIEWED, f"the reference is {listed}")
+        for n, layer in enumerate(layers):
+            numbers = [value for of_layer, values in dropped if of_layer == n for value in values]
+            layers[n] = np.where(np.isin(layer, numbers), 0, layer) if numbers else layer
     return Labels(tuple(layers), regions, grid)
 
 
