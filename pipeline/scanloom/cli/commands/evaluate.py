@@ -36,7 +36,13 @@ class LabelOptions:
         ),
     ]
     reference: Annotated[
-        Path, typer.Option("--reference", "-r", metavar="PATH", help="The same, of references.")
+        Path,
+        typer.Option(
+            "--reference",
+            "-r",
+            metavar="PATH",
+            help="The same, of references; or a trained bundle, of which the cases held out count.",
+        ),
     ]
     against: Annotated[
         Path | None,
