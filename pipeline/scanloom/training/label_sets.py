@@ -160,8 +160,9 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
     Raises
     ------
     ScanError
-        NOT_FOUND; NO_REFERENCE if there is no label map; LABELS_UNKNOWN if a dataset can't be
-        read; KEY_MISMATCH and other errors of the key.
+        NOT_FOUND; NO_REFERENCE if there is no label map; DAMAGED or LABELS_UNKNOWN if a dataset
+        can't be read; TRAINING_DATA if a bundle held out no case; KEY_MISMATCH and other errors of
+        the key.
     """
     if path.is_file():
         return LabelSet((_file_labels(path, case_name(path.name)),), is_file=True)
@@ -375,11 +376,11 @@ def _held_out(bundle: Path, document: Mapping[str, Any]) -> tuple[list[CaseLabel
         root = Path(read_json(bundle / _CONFIGS / "train.json")["data_root"])
     except (OSError, ValueError, LookupError, TypeError) as exc:
         detail = "configs/train.json does not say where the cases of this bundle are"
-        raise ScanError(Reason.LABELS_UNKNOWN, detail, str(bundle)) from exc
+        raise ScanError(Reason.TRAINING_DATA, detail, str(bundle)) from exc
     files = _listed(root, document, _TESTS)
     if not files:
         detail = "the recipe of this bundle held out no case (hold_out)"
-        raise ScanError(Reason.NO_REFERENCE, detail, str(bundle))
+        raise ScanError(Reason.TRAINING_DATA, detail, str(bundle))
     seen = [file for file, _ in _listed(root, document, _TRAINING)]
     return _listed_cases(root, files, document, {}), frozenset(_case_names(seen))
 
@@ -456,9 +457,9 @@ def _document(folder: Path) -> dict[str, Any]:
             detail = f"{name} can't be read ({type(exc).__name__})"
             raise ScanError(Reason.UNREADABLE, detail, str(folder)) from exc
         except (ValueError, RecursionError) as exc:
-            raise ScanError(Reason.LABELS_UNKNOWN, f"{name} is not JSON", str(folder)) from exc
+            raise ScanError(Reason.DAMAGED, f"{name} is not JSON", str(folder)) from exc
         if not isinstance(document, dict):
-            raise ScanError(Reason.LABELS_UNKNOWN, f"{name} is not an object", str(folder))
+            raise ScanError(Reason.DAMAGED, f"{name} is not a JSON object", str(folder))
         return document
     return {}
 

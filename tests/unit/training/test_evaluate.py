@@ -303,8 +303,8 @@ def test_training_cases_of_the_references_lack_none(
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ("[]", Reason.LABELS_UNKNOWN),
-        ("{", Reason.LABELS_UNKNOWN),
+        ("[]", Reason.DAMAGED),
+        ("{", Reason.DAMAGED),
         ('{"labels": {"a": "b"}}', Reason.LABELS_UNKNOWN),
         ('{"labels": {"a": 1, "A": 2}}', Reason.LABELS_UNKNOWN),
         ('{"labels": 3, "training": 4, "test": [5, {"label": 6}]}', None),
