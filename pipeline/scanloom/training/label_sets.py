@@ -381,8 +381,8 @@ def _held_out(bundle: Path, document: Mapping[str, Any]) -> tuple[list[CaseLabel
     if not files:
         detail = "the recipe of this bundle held out no case (hold_out)"
         raise ScanError(Reason.TRAINING_DATA, detail, str(bundle))
-    seen = [file for file, _ in _listed(root, document, _TRAINING)]
-    return _listed_cases(root, files, document, {}), frozenset(_case_names(seen))
+    seen = _all_names(_listed(root, document, _TRAINING))
+    return _listed_cases(root, files, document, {}), seen
 
 
 def _listed(
@@ -403,8 +403,15 @@ def _training_names(folder: Path) -> frozenset[str]:
         folder, document = folder.parent, _document(folder.parent)
     if not document:
         return frozenset()
-    listed = [file for file, _ in _listed(folder, document, _TRAINING)]
-    return frozenset(_case_names(listed or _files(folder / "labelsTr")))
+    listed = _listed(folder, document, _TRAINING)
+    return _all_names(listed or [(file, None) for file in _files(folder / "labelsTr")])
+
+
+def _all_names(files: Sequence[tuple[Path, str | None]]) -> frozenset[str]:
+    """Return the names of label maps, and of their images where these tell cases apart."""
+    images = [_scan_name(Path(image)) for _, image in files if image]
+    further = images if len(set(images)) == len(images) else ()
+    return frozenset((*_case_names([file for file, _ in files]), *further))
 
 
 def _patients(folder: Path) -> dict[str, str]:

@@ -256,13 +256,15 @@ def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) 
 def test_cases_of_a_list_have_the_names_of_its_images_too(tmp_path: Path) -> None:
     """As LiTS has them."""
     listed = []
-    for n in range(2):
+    for n in range(3):
         save(tmp_path / f"list/segmentation-{n}.nii.gz", two_boxes(n))
         save(tmp_path / f"predictions/volume-{n}.nii.gz", two_boxes(n))
         listed.append({"image": f"volume-{n}.nii", "label": f"segmentation-{n}.nii.gz"})
-    write(tmp_path / "list/datalist.json", {"testing": listed})
+    write(tmp_path / "list/datalist.json", {"testing": listed[1:], "training": listed[:1]})
 
-    assert run(tmp_path, "predictions", "list").code == 0
+    ended = run(tmp_path, "predictions", "list")
+
+    assert (ended.code, "1 case for training" in ended.out) == (0, True)
 
     assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
 
