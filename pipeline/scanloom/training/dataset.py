@@ -70,7 +70,6 @@ Form = Literal["msd", "nnunet", "monai"]
 Status = Literal["accepted", "corrected", "edit", "stale", "unreviewed", "rejected", "disagreed"]
 """Of the latest result: accepted; corrected, and nobody decided since; to be edited; replaced since
 its review; nobody decided; rejected; reviewers differ."""
-STATUSES: tuple[Status, ...] = get_args(Status)
 TAKEN: tuple[Status, ...] = ("accepted", "corrected", "edit", "stale", "unreviewed")
 """Those that may be requested: nobody trains on rejected labels."""
 DEFAULT_FOLDS = 5
