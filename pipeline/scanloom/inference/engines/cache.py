@@ -265,14 +265,18 @@ class EngineTrial:
         return f"{self.engine} {self.version}, {self.precision}: {used}, {self.why}"
 
 
-def trial_file(engine: Engine, request: NetworkRequest) -> Path:
-    """Return the path of a trial: it depends on network, library, torch, machine and threads."""
+def trial_file(engine: Engine, request: NetworkRequest, card: ModelCard) -> Path:
+    """Return the path of a trial: it depends on network, library, torch, machine and threads.
+
+    And on how a card decides: labels are compared, which other decisions make of other scores.
+    """
     subject = {
         "form": _SCHEMA,
         "engine": [engine.name, engine.version()],
         **request.cache_subject,
         "threads": request.threads,
         "device": device_model(request.device),
+        "decided": [card.activation, str(card.decision), card.n_outputs],
     }
     return exports_folder() / "verdicts" / f"{export_key(subject)}.json"
 

@@ -320,7 +320,7 @@ class EngineSelector:
             if not engine.supports(model.device, model.loaded.dtype):
                 continue
             request = self._requests(model, scan)[0]
-            path = trial_file(engine, request)
+            path = trial_file(engine, request, self.card)
             # Measuring costs some windows, which few windows do not repay
             if read_trial(path) is None and planned < LEAST_WINDOWS:
                 self._measured = "too few windows to measure another engine"
@@ -344,7 +344,7 @@ class EngineSelector:
         clock: StepTimer,
     ) -> EngineTrial:
         """Return the trial of an engine, measured now if it is not known."""
-        path = trial_file(engine, request)
+        path = trial_file(engine, request, self.card)
         trial = self._trials.get(path) or read_trial(path)
         if trial is None:
             with clock.step("engine"), one_at_a_time(path):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.card import ModelCard, Window
+from scanloom.cards.card import ModelCard, Threshold, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.engines import cache, selection
 from scanloom.inference.engines.cache import EngineTrial, all_trials, exports_folder
@@ -210,6 +210,19 @@ def test_another_version_is_measured_again(card, engine) -> None:
     predictor(card).predict(scan())
     assert newer.prepared > 1
     assert len(all_trials()) == 2
+
+
+def test_another_decision_is_measured_again(card, engine) -> None:
+    """Of a threshold that no score reaches, all labels are equal, whatever the scores are."""
+    engine(lambda scores: scores.flip(1))
+    nothing = predictor(replace(card, decision=Threshold(1e9), restore="labels"))
+    nothing.predict(scan())
+    assert nothing.engine.name == "openvino"
+
+    same_network = predictor(card)
+    same_network.predict(scan())
+    assert same_network.engine.name == "torch"
+    assert "labels differ" in same_network.engine.measured
 
 
 def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
