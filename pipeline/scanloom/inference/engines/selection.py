@@ -289,7 +289,9 @@ class EngineSelector:
             first = self.load()  # again: weights that an engine has taken over are not kept
             return (first, *first.folds)[number].network
 
-        def guarded(windows: torch.Tensor) -> torch.Tensor:
+        again = replace(request, build=build)
+
+        def guarded(windows: torch.Tensor) -> torch.Tensor:  # keeps no `request`, which has weights
             nonlocal substitute
             if substitute is None:
                 try:
@@ -302,8 +304,8 @@ class EngineSelector:
                 logger.warning("torch is used instead of %s: %s", name, fault)
                 self.choice = torch_choice(f"instead of {name}: {fault}", self._measured)
                 # Later scans are torch's from the first window on
-                self._prepared[request.shape, request.dtype, request.device] = self.choice, None
-                substitute = replace(request, build=build).torch_network()
+                self._prepared[again.shape, again.dtype, again.device] = self.choice, None
+                substitute = again.torch_network()
             scores: torch.Tensor = substitute(windows)
             return scores
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,8 +190,11 @@ def test_onnxruntime_is_exact(name: str) -> None:
 
 @needs_onnxruntime
 def test_onnxruntime_runs_a_last_batch_of_fewer_windows() -> None:
+    """It does not keep the request, which may have torch's weights."""
     unet = replace(request("UNet"), shape=(3, 1, 32, 32, 32))
-    run, image = OnnxRuntime().prepare(unet), windows(unet)
+    run, image, kept = OnnxRuntime().prepare(unet), windows(unet), weakref.ref(unet)
+    del unet
+    assert kept() is None
     assert run(image[:2]).shape == (2, 4, 32, 32, 32)
     torch.testing.assert_close(run(image[:2]), run(image)[:2])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +51,7 @@ class FakeEngine:
 
     def prepare(self, request: NetworkRequest) -> Run:
         self.prepared += 1
-        network = request.build()
+        network = copy.deepcopy(request.build())
         known: dict[bytes, torch.Tensor] = {}
 
         def run(windows: torch.Tensor) -> torch.Tensor:
@@ -129,8 +131,10 @@ def test_torch_keeps_no_weights_of_what_an_engine_runs(card, engine) -> None:
     engine()
     model, reference = predictor(card), predictor(card, "torch")
     labels = reference.predict(scan()).layers[0].labels
+    loaded = weakref.ref(model.networks.load(torch.float32).network)
     for _ in range(2):
         assert np.array_equal(model.predict(scan()).layers[0].labels, labels)
+        assert loaded() is None
         described = model.networks.describe(torch.float32)
         assert list(described.network.parameters()) == []
     assert list(model.networks.load(torch.float32).network.parameters()) != []
