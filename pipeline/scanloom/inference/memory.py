@@ -605,8 +605,11 @@ def first_fitting(
         )
         if limits.holds(need):
             return candidates[n:], changes
-    detail = f"{card.name} needs {format_bytes(need.host_peak)} more"
-    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(limits.host or 0)} are left")
+    where, needed, left = "", need.host_peak, limits.host or 0
+    if limits.device is not None and need.device_peak > limits.device:
+        where, needed, left = f" on {memory_plan.device}", need.device_peak, limits.device
+    detail = f"{card.name} needs {format_bytes(needed)} more{where}"
+    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(left)} are left")
 
 
 def room(device: torch.device, limit: int | None = None, reserved: int = 0) -> MemoryLimits:
