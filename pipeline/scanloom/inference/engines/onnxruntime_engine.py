@@ -14,12 +14,9 @@ import torch
 
 from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.core.packages import UNKNOWN, package_version
+from scanloom.inference.device import is_out_of_memory
 from scanloom.inference.engines.cache import cached_export, export_key
-from scanloom.inference.engines.protocol import (
-    EngineUnfitError,
-    NetworkRequest,
-    Run,
-)
+from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest, Run
 from scanloom.inference.nets.onnx_graph import OnnxGraph
 from scanloom.inference.network.layers import PlaneNetwork
 
@@ -100,9 +97,11 @@ class OnnxRuntime:
             if isinstance(network, OnnxGraph):
                 return _graph_runner(session, network, plane)
             return _runner(session, request, provider)
-        except (torch.OutOfMemoryError, EngineUnfitError):
+        except EngineUnfitError:
             raise
         except Exception as exc:
+            if is_out_of_memory(exc):
+                raise
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
 
 

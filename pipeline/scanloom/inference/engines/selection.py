@@ -36,12 +36,7 @@ from scanloom.inference.engines.cache import (
     save_measurement,
     trial_file,
 )
-from scanloom.inference.engines.protocol import (
-    Engine,
-    EngineUnfitError,
-    NetworkRequest,
-    Run,
-)
+from scanloom.inference.engines.protocol import Engine, EngineUnfitError, NetworkRequest, Run
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.network.loading import LoadedNetwork
 from scanloom.inference.restore.decisions import decide_on_grid

@@ -169,6 +169,17 @@ def test_a_network_that_cannot_be_traced_is_refused() -> None:
         OpenVino().prepare(untraceable)
 
 
+@pytest.mark.parametrize("engine", [OpenVino(), TorchCompile()])
+def test_a_lack_of_memory_is_no_fault_of_an_engine(engine: OpenVino | TorchCompile) -> None:
+    """It would be remembered as one: the engine would not be asked again."""
+
+    def fail() -> nn.Module:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        engine.prepare(replace(request("UNet"), build=fail))
+
+
 needs_onnxruntime = pytest.mark.skipif(
     OnnxRuntime().version() is None, reason="ONNX Runtime is not installed"
 )
