@@ -137,9 +137,10 @@ def _publish(folder: Path, write: Callable[[Path], None]) -> None:
         (draft / HASHES).write_text(json.dumps(hashes), encoding="utf-8")
         for path in draft.iterdir():
             _sync(path)
-        if folder.exists():
-            shutil.rmtree(folder)
-        draft.rename(folder)
+        if not is_complete(folder):  # by another process, where the file system has no locks
+            if folder.exists():
+                shutil.rmtree(folder)
+            draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     _sync(folder.parent)
