@@ -370,15 +370,17 @@ def resolve_asymmetries(
 def add_ratios(
     measurements: Sequence[Measurement], relations: Relations
 ) -> tuple[Measurement, ...]:
-    """Return measurements with the requested shares and asymmetries; None of an empty whole."""
+    """Return measurements with the requested shares and asymmetries.
+
+    None of an empty whole, and of structures on which a model was not run.
+    """
     by_name = {(m.model, m.label): m for m in measurements}
-    voxels = {name: m.voxels for name, m in by_name.items()}
-    for name, whole in resolve_shares(relations.shares, list(by_name)).items():
-        share, text = share_of(name, whole, voxels), describe(whole)
-        by_name[name] = replace(by_name[name], share=share, share_of=text)
     searched = {
         name: None if Flag.CROP_EMPTY in m.flags else m.voxels for name, m in by_name.items()
     }
+    for name, whole in resolve_shares(relations.shares, list(by_name)).items():
+        share, text = share_of(name, whole, searched), describe(whole)
+        by_name[name] = replace(by_name[name], share=share, share_of=text)
     for name, sides in resolve_asymmetries(relations.asymmetries, list(by_name)).items():
         by_name[name] = replace(
             by_name[name],
@@ -401,10 +403,16 @@ def asymmetry_of(sides: Sides, voxels: Mapping[Name, int | None]) -> float | Non
     return 200 * (n_left - n_right) / total if total else None
 
 
-def share_of(name: Name, whole: Sequence[Name], voxels: Mapping[Name, int]) -> float | None:
-    """Return the share of a structure in a whole, from numbers of voxels on one grid."""
-    total = sum(voxels[member] for member in whole)
-    return voxels[name] / total if total else None
+def share_of(name: Name, whole: Sequence[Name], voxels: Mapping[Name, int | None]) -> float | None:
+    """Return the share of a structure in a whole, from numbers of voxels on one grid.
+
+    None of an empty whole, and of structures with unknown voxels.
+    """
+    own, *counts = [voxels[member] for member in (name, *whole)]
+    if own is None or None in counts:
+        return None
+    total = sum(n for n in counts if n is not None)
+    return own / total if total else None
 
 
 def describe(whole: Sequence[Name]) -> str:
