@@ -70,20 +70,6 @@ MIN_VOLUME_ML = 1.0
 """Volume above which a structure is compared by Dice."""
 
 
-def check_engine(name: str) -> None:
-    """Refuse an engine that is not installed.
-
-    Raises
-    ------
-    ScanError
-        DEVICE_UNAVAILABLE if its library is not installed.
-    """
-    engine = ENGINES[name]
-    if engine.version() is None:
-        detail = f"the engine {name} is not installed: pip install {engine.package}"
-        raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
-
-
 def torch_choice(why: str, measured: str = "") -> EngineChoice:
     """Return torch as the engine, and the reason."""
     return EngineChoice(TORCH, torch.__version__, why, measured)
@@ -114,7 +100,7 @@ class EngineSelector:
     Raises
     ------
     ScanError
-        DEVICE_UNAVAILABLE if the requested engine is not installed.
+        DEVICE_UNAVAILABLE if the requested engine is not installed, or runs no ONNX graph.
     """
 
     card: ModelCard
@@ -136,8 +122,10 @@ class EngineSelector:
             detail = f"an ONNX network is run by {' or '.join(GRAPH_ENGINES)}, not {self.requested}"
             raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
         self.choice = self._own_choice("requested" if self.requested == TORCH else "not used yet")
-        if self.requested not in ("auto", TORCH):
-            check_engine(self.requested)
+        engine = ENGINES.get(self.requested)
+        if engine is not None and engine.version() is None:
+            detail = f"the engine {engine.name} is not installed: pip install {engine.package}"
+            raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
 
     @property
     def _is_graph(self) -> bool:
