@@ -548,14 +548,14 @@ def compare_labels(
     Returns
     -------
     (equal, dice)
-        Fraction of voxels with equal labels, and the smallest Dice of a structure above
+        Fraction of voxels with equal labels in all maps, and the smallest Dice of a structure above
         `MIN_VOLUME_ML`; None without such structure.
     """
     same = total = 0
     sizes: dict[tuple[int, int], list[int]] = {}
     for first, second in zip(reference, labels, strict=True):
-        same += int((first == second).sum())
-        total += first.numel()
+        same += int((first == second).all(dim=0).sum())
+        total += first[0].numel()
         for which, (a, b) in enumerate(zip(first, second, strict=True)):
             for label in torch.unique(torch.cat([a.flatten(), b.flatten()])).tolist():
                 if label:

@@ -25,7 +25,7 @@ from scanloom.inference.engines.protocol import (
     NetworkRequest,
     Run,
 )
-from scanloom.inference.engines.selection import ENGINES
+from scanloom.inference.engines.selection import ENGINES, compare_labels
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.options import Engine
 from support import model_cards
@@ -238,6 +238,14 @@ def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
     path.write_text(path.read_text()[:-5])
     predictor(card).predict(scan())
     assert len(all_trials()) == 1
+
+
+def test_voxels_are_equal_if_all_their_labels_are() -> None:
+    """Many label maps, most of them empty, would hide a structure that is lost."""
+    lost = torch.zeros((4, 10, 10, 10), dtype=torch.uint8)
+    found = lost.clone()
+    found[2, 0] = 3
+    assert compare_labels([found], [lost], voxel_ml=1.0) == (0.9, 0.0)
 
 
 MEASURED = EngineTrial(
