@@ -128,7 +128,7 @@ def check_measurements(folder: Path, counts: Counts, volume: Volume, relations: 
                     raise mismatch_error(f"the volume of {row['label']} is not that of its voxels")
                 name = row["model"], row["label"]
                 whole, sides = wholes.get(name), sides_of.get(name)
-                share = None if whole is None else share_of(name, whole, counts)
+                share = None if whole is None else share_of(name, whole, searched)
                 asymmetry = None if sides is None else asymmetry_of(sides, searched)
                 for column, terms, value in (
                     ("share", whole, share),
