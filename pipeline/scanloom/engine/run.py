@@ -304,9 +304,9 @@ class RunSteps:
             remove_failure(self.out, name)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases)
         failed = sum(1 for _ in self._failed(cases))
-        ended, blocked, work = cases.ended, cases.blocked, cases.work
-        self.status_writer.plan(work + ended + failed, ended - len(blocked), work)
-        for record in itertools.chain(blocked, self._failed(cases)):
+        ended, lacking, work = cases.ended, cases.without_result, cases.work
+        self.status_writer.plan(work + ended + failed, ended - len(lacking), work)
+        for record in itertools.chain(lacking, self._failed(cases)):
             self.status_writer.finish(record)
         for record in self._failed(cases):
             if record.id:

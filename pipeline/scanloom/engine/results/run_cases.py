@@ -127,13 +127,12 @@ class RunCases:
         return map(self._record, self._ended)
 
     @property
-    def blocked(self) -> list[CaseRecord]:
-        """Records of cases with a stale or damaged result that must not be replaced."""
-        return [
-            self._record(entry)
-            for entry in self._ended
-            if entry.code and Reason[entry.code].subject == "result"
-        ]
+    def without_result(self) -> list[CaseRecord]:
+        """Records of cases that ended in earlier runs without a result that is current.
+
+        They failed and are not tried again, or their result must not be replaced.
+        """
+        return [record for record in self.records if record.reason]
 
     def with_result(self, names: set[str]) -> set[str]:
         """Return those of some cases that have a current result of an earlier run."""

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.engine.monitor import StatusWriter
 from scanloom.engine.prepare import Request
 from scanloom.engine.results.run_cases import RunCases
+from scanloom.engine.run import RunOptions, RunSteps
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import make_workflow
 from scanloom.engine.workflow.selection import Inputs, Scope
@@ -71,11 +73,17 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     cases.compare()
 
     assert [c.id for c in cases.pending] == [n for n in NAMES if n not in ("case3", "case5")]
-    assert [(r.id, r.reason) for r in cases.records] == [
-        ("case3", Reason.DAMAGED),
-        ("case5", Reason.RESULT_DAMAGED),
-    ]
-    assert [r.id for r in cases.blocked] == ["case5"]
+    lacking = [("case3", Reason.DAMAGED), ("case5", Reason.RESULT_DAMAGED)]
+    assert [(r.id, r.reason) for r in cases.without_result] == lacking
+
+    folder = tmp_path / "runs" / "again"
+    folder.mkdir(parents=True)
+    status_writer = StatusWriter("again", folder, period=10.0)
+    RunSteps(REQUEST, RunOptions(tmp_path), bytes(32), "again", status_writer).enter(cases)
+    now = status_writer.now()
+    status_writer.close("done")
+    assert (now.cases, now.before, now.work, now.failed) == (len(NAMES), 0, len(NAMES) - 2, 2)
+    assert now.reasons == {"DAMAGED": 1, "RESULT_DAMAGED": 1}
 
 
 def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
