@@ -281,7 +281,7 @@ class RunCases:
     def _unique(self, shared: frozenset[int]) -> tuple[dict[str, Case], set[str]]:
         """Return one case for each of the shared ids, and the ids of files that are not equal.
 
-        Ids of volume files are computed from samples of them.
+        Ids of volume files are computed from samples of them. Those of their series are among them.
         """
         unique: dict[str, Case] = {}
         ambiguous: set[str] = set()
@@ -295,7 +295,7 @@ class RunCases:
                     continue
                 unique[case.id] = with_source_hash(earlier, self._key)
                 if with_source_hash(case, self._key).source_hash != unique[case.id].source_hash:
-                    ambiguous.add(case.id)
+                    ambiguous |= {case.id, inputs[0].id}
         return unique, ambiguous
 
     def _named(self, case: Case) -> Case:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -179,11 +180,16 @@ def test_equal_ids_are_one_case_and_different_content_is_told(tmp_path: Path) ->
         for name, path in (("x", "a"), ("y", "b"), ("z", "d"), ("x", "c"), ("z", "e")):
             series = Series("nifti", (tmp_path / path,))
             yield inputs(name)[:1], Case(name, series, Outputs(), "", "recipe")
+        for path, phase in itertools.product("de", (0, 1)):  # of a file with several volumes
+            series = Series("nifti", (tmp_path / path,))
+            yield inputs("w")[:1], Case(f"w{phase}", series, Outputs(), "", "recipe", phase=phase)
 
-    cases = CasesOf(made, tmp_path, series=[inputs(name)[0] for name in "xyzxz"])
+    cases = CasesOf(made, tmp_path, series=[inputs(name)[0] for name in "xyzxzww"])
     cases.compare()
 
-    assert [(entry.id, entry.reason) for entry in cases.left_out] == [("z", Reason.ID_TAKEN)] * 2
+    assert [(entry.id, entry.reason) for entry in cases.left_out] == [
+        (name, Reason.ID_TAKEN) for name in "zzww"
+    ]
     assert [(c.id, bool(c.source_hash)) for c in cases.pending] == [("x", True), ("y", False)]
     assert [c.series.files[0].name for c in cases.copies] == ["c"]
-    assert (cases.selected, cases.total) == (3, 3)
+    assert (cases.selected, cases.total) == (5, 5)
