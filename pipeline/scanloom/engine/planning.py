@@ -375,12 +375,12 @@ def find_site(request: Request, device: str | None = None) -> ExecutionSite:
     chosen = choose_device(execution.device).device
     validated = set.intersection(*(set(card.precisions) for card in request.requested))
     precision = choose_precision(execution.precision, chosen, validated).name
-    total = machine_memory()
+    total, workers = machine_memory(), len(local_devices(execution))
     return ExecutionSite(
         Placement(str(chosen), precision),
-        workers=max(1, len(local_devices(execution))),
+        workers=workers,
         in_flight=execution.in_flight,
-        host=execution.memory_limit or (int(MEMORY_SHARE * total) if total else None),
+        host=execution.memory_limit or (int(MEMORY_SHARE * total / workers) if total else None),
         device=room(chosen).device,
     )
 

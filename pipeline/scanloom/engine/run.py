@@ -28,7 +28,7 @@ from scanloom.engine.early_cases import (
     GrowingIndex,
     may_begin_early,
 )
-from scanloom.engine.machine.devices import EnergyMeter, local_devices
+from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.prepare import OutputTarget, Request, model_loader
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
@@ -328,7 +328,6 @@ class RunSteps:
             model_loader(self.request, len(case_file), self.out),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
-            neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
             progress=progress,
         )
         try:
