@@ -195,9 +195,11 @@ def status_table(status: Status) -> RenderableType:
         table.add_row(when, f"{case}  {format_clock(seconds)}{in_words(status.progress.get(case))}")
     for device in status.devices:
         used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
-        load = f"{device['busy_percent']} % busy, {used} of {total}"
-        heat = f"{device['celsius']} °C, {device['watts']} W"
-        table.add_row(f"GPU {device['device']}", f"{load}, {heat}")
+        figures = {**device, "memory": f"{used} of {total}"}
+        units = {"busy_percent": " % busy", "memory": "", "celsius": " °C", "watts": " W"}
+        known = {name: unit for name, unit in units.items() if figures[name] is not None}
+        figure = ", ".join(f"{figures[name]}{unit}" for name, unit in known.items())
+        table.add_row(f"GPU {device['device']}", figure)
     for reason, count in status.reasons.items():
         advice = Reason[reason].advice if reason in Reason.__members__ else ""
         table.add_row(reason, f"{count}  {advice}".rstrip())
