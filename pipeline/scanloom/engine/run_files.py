@@ -39,6 +39,11 @@ RUNS = "runs"
 WORKFLOW, CASES_FILE, VERSIONS = "workflow.json", "cases.jsonl", "versions.json"
 
 
+def run_folders(out: Path) -> list[Path]:
+    """Return the folders of all runs, the oldest first."""
+    return sorted((out / RUNS).glob("*/"))
+
+
 def create_run_folder(
     out: Path,
     workflow: Workflow,
@@ -103,7 +108,7 @@ def check_other_runs(out: Path, recipe: str, shard: tuple[int, int] | None) -> N
 
 def _runs(out: Path) -> Iterator[_KnownRun]:
     """Yield the runs of an output folder, the oldest first; damaged ones are passed over."""
-    for folder in sorted((out / RUNS).glob("*/")):
+    for folder in run_folders(out):
         with suppress(OSError, ValueError, LookupError, TypeError, ScanError):
             made_by = read_json(folder / VERSIONS)
             number, count = made_by["shard"] or (0, 0)

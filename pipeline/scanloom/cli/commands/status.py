@@ -32,7 +32,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         from scanloom.core import Reason, ScanError, counted
         from scanloom.engine.listen.outbox import outbox_state
         from scanloom.engine.monitor import Status
-        from scanloom.engine.run_files import RUNS
+        from scanloom.engine.run_files import run_folders
         from scanloom.io.output.layout import no_results, published_cases
         from scanloom.io.system.scratch_folders import DIED
 
@@ -40,11 +40,10 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         if not out.is_dir():
             raise no_results(out)
         outbox = outbox_state(out)
-        folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         now: Status | None = None
         damaged = list[str]()
         # The newest first: a run that has just begun has no status yet
-        for folder in reversed(folders):
+        for folder in reversed(run_folders(out)):
             try:
                 now = Status.read(folder).as_observed()
                 break
