@@ -101,7 +101,7 @@ class RunCases:
         self._index, self._request, self._key = index, request, key
         self._out, self._scope, self._ledger = out, scope, ledger
         self._all_series = index.series if series is None else series
-        self._folders = crosswalk.renamed_folders(out) or {}
+        self._folders = crosswalk.renamed_folders(out)
         self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
         self._ended = Outcomes()
         self._ids, self._names = NameSet(), NameSet()
@@ -141,7 +141,7 @@ class RunCases:
     def _record(self, entry: Outcome) -> CaseRecord:
         reason, folder = entry.reason, None
         if reason is None or reason.subject == "result":
-            folder = case_folder(self._out, self._folders.get(entry.id) or entry.id)
+            folder = case_folder(self._out, self._folders.get(entry.id, entry.id))
         return CaseRecord(entry.id, reason, entry.detail, (), folder)
 
     def cases(self) -> Iterator[Case]:
@@ -227,7 +227,7 @@ class RunCases:
             yield from chosen
             return
         while batch := list(itertools.islice(chosen, COMPARED_AT_ONCE)):
-            names = [self._folders.get(inputs[0].id) or inputs[0].id for inputs in batch]
+            names = [self._folders.get(inputs[0].id, inputs[0].id) for inputs in batch]
             stamps = [_stamp_of(inputs, self._key) for inputs in batch]
             current = self._ledger.hold(names, self._request.recipe, stamps)
             for inputs, name, is_current in zip(batch, names, current, strict=True):
@@ -285,7 +285,7 @@ class RunCases:
         """
         unique: dict[str, Case] = {}
         ambiguous: set[str] = set()
-        for inputs, light in self._candidates(_ignore, _ignore):
+        for inputs, light in self._candidates(ignore, ignore):
             if hash(inputs[0].id) not in shared or not self._scope.holds(light.id):
                 continue
             with suppress(ScanError):  # unreadable: `compare`, or its worker, reports that
@@ -300,7 +300,7 @@ class RunCases:
 
     def _named(self, case: Case) -> Case:
         """Return a case with the name of its folder."""
-        folder = self._folders.get(case.id) or case.id
+        folder = self._folders.get(case.id, case.id)
         return replace(case, folder=folder) if folder != case.folder_name else case
 
     def note(self, record: CaseRecord) -> None:
@@ -315,7 +315,7 @@ class RunCases:
         """Note the outcomes that cases of other shards have by now."""
         if self._scope.shard is None:
             return
-        for inputs, light in self._candidates(_ignore, _ignore):
+        for inputs, light in self._candidates(ignore, ignore):
             case = self._named(light)
             if not self._scope.holds(case.id):
                 outcome = self._earlier_outcome(case)
@@ -418,8 +418,8 @@ def _failed(inputs: Inputs, error: ScanError) -> list[Outcome]:
     return [Outcome(entry.id, error.code, error.detail) for entry in inputs]
 
 
-def _ignore(_: Outcome) -> None:
-    """Leave out a series that was left out before."""
+def ignore(_: Outcome) -> None:
+    """Leave out a series that is told elsewhere."""
 
 
 def _ids(series: Iterable[IndexedSeries]) -> Iterator[str]:
@@ -434,19 +434,11 @@ def _shared_ids(series: Iterable[IndexedSeries]) -> frozenset[int]:
 
 
 def record_sources(out: Path, fingerprint: str, cases: RunCases) -> None:
-    """Add the pending cases to the crosswalk, and further copies of their files."""
-    add_sources(
-        out,
-        fingerprint,
-        (
-            crosswalk.source_from_series(case.series, case.id, case.phase)
-            for case in itertools.chain(cases.cases(), cases.copies)
-        ),
+    """Add the pending cases to the crosswalk, and further copies of their files; many at a time."""
+    sources = (
+        crosswalk.source_from_series(case.series, case.id, case.phase)
+        for case in itertools.chain(cases.cases(), cases.copies)
     )
-
-
-def add_sources(out: Path, fingerprint: str, sources: Iterator[crosswalk.SourceRecord]) -> None:
-    """Add sources to the crosswalk, many at a time."""
     while batch := list(itertools.islice(sources, SOURCES_AT_ONCE)):
         with private_folder(out, fingerprint) as private:
             crosswalk.add_sources(private, batch)
