@@ -510,7 +510,7 @@ def report_new_key(key: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if not existed and os.path.exists(file):  # noqa: PTH110
+        if not existed and os.path.exists(file):  # noqa: PTH110  # as above
             advice = "Back it up: case ids depend on it."
             say(f"scanloom: created a new key in {file}. {advice}", err=True)
 

@@ -166,15 +166,10 @@ InputOption = Annotated[
     typer.Option("--input", "-i", metavar="PATH", help="The same as PATH; may be repeated."),
 ]
 ArchivesOption = Annotated[bool, _shared("archives")]
-OutOption = Annotated[
-    Path,
-    typer.Option("--out", "-o", metavar="DIR", parser=values.output_folder, help="Output folder."),
-]
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Exit with 1 if any series failed or was skipped."),
 ]
-ReplaceOption = Annotated[bool, _shared("replace")]
 
 
 def given_paths(paths: list[Path] | None, more: list[Path] | None) -> list[Path]:
@@ -257,14 +252,19 @@ class OutOptions:
 
     panel: ClassVar[str] = "Output"
 
-    out: OutOption = DEFAULT_OUT
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="DIR", parser=values.output_folder, help="Output folder."
+        ),
+    ] = DEFAULT_OUT
 
 
 @dataclass(frozen=True)
 class RunOutputOptions(OutOptions):
     """Folder of a run's results, and results that are made again."""
 
-    replace: ReplaceOption = False
+    replace: Annotated[bool, _shared("replace")] = False
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry all failed cases.")
     ] = False

@@ -189,11 +189,10 @@ def exit_of(listed: Index, *, strict: bool = False) -> Exit:
     and a series has no volume.
     """
     counts = listed.counts()
-    reasons = Counter(listed.reasons)
     # An archive without any scan comes first: files that could not be looked at explain it
     if not counts["used"] and not counts["ambiguous"]:
-        return exit_of_nothing(reasons)
-    if unexamined(reasons):
+        return exit_of_nothing(listed.reasons)
+    if unexamined(listed.reasons):
         return Exit.SOME_FAILED
     incomplete = counts["failed"] or any(series.info.reason for series in listed.series)
     return Exit.SOME_FAILED if strict and incomplete else Exit.OK
