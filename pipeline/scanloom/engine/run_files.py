@@ -51,8 +51,13 @@ def create_run_folder(
     recipe: str,
     shard: tuple[int, int] | None = None,
 ) -> str:
-    """Create the folder of a new run, or of that of a shard; return the run's id."""
-    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    """Create the folder of a new run, or of that of a shard; return the run's id.
+
+    Runs are in the order of their ids, also those that begin within a second.
+    """
+    now = time.time()
+    moment = time.strftime("%Y%m%dT%H%M%S", time.localtime(now))
+    name = f"{moment}-{int(now % 1 * (1 << 20)):05x}{secrets.token_hex(1)[0]}"
     folder = out / RUNS / name
     folder.mkdir(parents=True)
     write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
