@@ -15,6 +15,7 @@ from scanloom.io.output.audit import audit_trail
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.layout import (
     CASES,
+    LISTEN,
     OUTPUT_ENTRIES,
     Identity,
     fan_out,
@@ -32,7 +33,7 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import REVIEW
 
-NETWORK = "listen"
+_ENTRIES = (OUTPUT_ENTRIES | {REVIEW}) - {LISTEN}
 """The page of `listen` has addresses and titles of a hospital's network, and no results."""
 COPIED: frozenset[Identity] = frozenset({"ids", "shapes"})
 """Without pictures. Label maps and surfaces of a head show its face."""
@@ -152,8 +153,7 @@ class _Copy:
 
     def _is_copied(self, path: Path) -> bool:
         """Return whether to copy a file: files that are not ours may hold anything."""
-        entries = {*OUTPUT_ENTRIES, REVIEW} - {NETWORK}
-        is_ours = path.parts[0] in entries and not path.name.startswith(".")
+        is_ours = path.parts[0] in _ENTRIES and not path.name.startswith(".")
         try:
             return is_ours and identity_of(path) in self._copied
         except ValueError:

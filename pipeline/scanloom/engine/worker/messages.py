@@ -32,7 +32,6 @@ QUEUED = "waiting"
 
 Span = tuple[float, float]
 """Start and end, in seconds of CLOCK_MONOTONIC."""
-PredictorFactory = Callable[[], Sequence[Predictor]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class ChildSetup:
     """
 
     output: OutputTarget
-    make_predictors: PredictorFactory
+    make_predictors: Callable[[], Sequence[Predictor]]
     in_flight: int = 1
     memory_limit: int | None = None
     progress: Path | None = None
