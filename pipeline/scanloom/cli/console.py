@@ -163,7 +163,7 @@ def _prepare_streams() -> None:
             sys.stdout.detach(), encoding, "backslashreplace", line_buffering=lines
         )
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # for good
     elif isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")
 
