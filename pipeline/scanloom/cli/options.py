@@ -246,18 +246,21 @@ class WorkflowOptions:
         return given_paths(self.paths, self.input)
 
 
+def folder_option(
+    text: str, name: str = "--out", metavar: str = "DIR", envvar: str | None = None
+) -> Any:
+    """Return the option -o for a folder that is written: the name of a file is refused."""
+    parser = values.output_folder
+    return typer.Option(name, "-o", metavar=metavar, envvar=envvar, parser=parser, help=text)
+
+
 @dataclass(frozen=True)
 class OutOptions:
     """The output folder."""
 
     panel: ClassVar[str] = "Output"
 
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="DIR", parser=values.output_folder, help="Output folder."
-        ),
-    ] = DEFAULT_OUT
+    out: Annotated[Path, folder_option("Output folder.")] = DEFAULT_OUT
 
 
 @dataclass(frozen=True)

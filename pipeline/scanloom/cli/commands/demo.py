@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
-from scanloom.cli.options import Reporting, takes_panels
-from scanloom.cli.values import output_folder
+from scanloom.cli.options import Reporting, folder_option, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
@@ -79,17 +78,9 @@ HEAD = Sample(
 @takes_panels
 def demo(
     general: Reporting,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            envvar="SCANLOOM_DEMO_OUT",
-            parser=output_folder,
-            help="Output folder.",
-        ),
-    ] = Path("scanloom-demo"),
+    out: Annotated[Path, folder_option("Output folder.", envvar="SCANLOOM_DEMO_OUT")] = Path(
+        "scanloom-demo"
+    ),
 ) -> None:
     """Segment the sample studies and compare the volumes with the known ones.
 

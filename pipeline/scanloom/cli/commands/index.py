@@ -20,8 +20,14 @@ from scanloom.cli.console import (
     report_new_key,
     unexamined,
 )
-from scanloom.cli.options import ArchiveOptions, KeyOption, Reporting, StrictOption, takes_panels
-from scanloom.cli.values import output_folder
+from scanloom.cli.options import (
+    ArchiveOptions,
+    KeyOption,
+    Reporting,
+    StrictOption,
+    folder_option,
+    takes_panels,
+)
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
@@ -41,13 +47,7 @@ class IndexOptions:
 
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            parser=output_folder,
-            help="Keep the index in DIR/private; by default, in the user's cache folder.",
-        ),
+        folder_option("Keep the index in DIR/private; by default, in the user's cache folder."),
     ] = None
     key: KeyOption = None
     ids: Annotated[bool, typer.Option("--ids", help="Show the case ids too.")] = False
