@@ -282,10 +282,10 @@ def take_file(
     check_links(out)
     if not is_case_name(name) or not (folder := case_folder(out, name)).is_dir():
         raise ScanError(Reason.ID_UNKNOWN, f"there is no case {name}")
-    document = read_json(folder / CASE)
-    grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
     latest = latest_result(out, name)
     try:  # before its labels are read: what a run puts in its place meanwhile is not what was seen
+        document = read_json(folder / CASE)
+        grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
         seen, entries = seen_of(latest), read_json(latest / SEGMENTS)["files"]
     except (ValueError, LookupError, TypeError) as exc:
         detail = f"a document of {latest.parent.name}/{latest.name} is damaged"

@@ -60,13 +60,15 @@ def test_labels_of_a_result_that_a_run_replaced_are_no_correction_of_the_new_one
     assert latest_result(tmp_path / "out", case.name) == case
 
 
-@pytest.mark.parametrize("document", ["segments.json", "case.json"])
-def test_no_correction_of_a_damaged_revision_is_taken(tmp_path: Path, document: str) -> None:
+@pytest.mark.parametrize("document", ["segments.json", "case.json", "case.json of the case"])
+def test_no_correction_of_a_damaged_result_is_taken(tmp_path: Path, document: str) -> None:
     case = review_cases.publish(tmp_path, review_cases.scan_array(), review_cases.affine_of())
     [(file, labels)] = read_label_maps(case).items()
-    correction = Correction({file: labels * 0}, "r1", "brush", seen_of(case))
-    revision = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
-    (revision / document).write_text("{")
+    damaged = case
+    if "of the case" not in document:
+        correction = Correction({file: labels * 0}, "r1", "brush", seen_of(case))
+        damaged = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
+    (damaged / document.split()[0]).write_text("{")
 
     with pytest.raises(ScanError) as caught:
         take_file(tmp_path / "out", case / file, case.name, "r1", key=tmp_path / "key")

@@ -12,7 +12,7 @@ import typer
 
 from scanloom.cli import values
 from scanloom.cli.console import Exit, case_progress, console, error_boundary, print_result, say
-from scanloom.cli.options import KeyOption, Reporting, takes_panels
+from scanloom.cli.options import KeyOption, Reporting, folder_option, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.core import Reason
@@ -66,14 +66,7 @@ class EvaluationOptions:
 
     out: Annotated[
         Path,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            envvar="SCANLOOM_EVALUATE_OUT",
-            parser=values.output_folder,
-            help="Folder for table, document and page.",
-        ),
+        folder_option("Folder for table, document and page.", envvar="SCANLOOM_EVALUATE_OUT"),
     ] = Path("evaluation")
     tolerance: Annotated[
         float,

@@ -32,7 +32,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         from scanloom.core import Reason, ScanError, counted
         from scanloom.engine.listen.outbox import outbox_state
         from scanloom.engine.monitor import Status
-        from scanloom.engine.run_files import RUNS
+        from scanloom.engine.run_files import run_folders
         from scanloom.io.output.layout import no_results, published_cases
         from scanloom.io.system.scratch_folders import DIED
 
@@ -40,11 +40,10 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         if not out.is_dir():
             raise no_results(out)
         outbox = outbox_state(out)
-        folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         now: Status | None = None
         damaged = list[str]()
         # The newest first: a run that has just begun has no status yet
-        for folder in reversed(folders):
+        for folder in reversed(run_folders(out)):
             try:
                 now = Status.read(folder).as_observed()
                 break
@@ -195,9 +194,11 @@ def status_table(status: Status) -> RenderableType:
         table.add_row(when, f"{case}  {format_clock(seconds)}{in_words(status.progress.get(case))}")
     for device in status.devices:
         used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
-        load = f"{device['busy_percent']} % busy, {used} of {total}"
-        heat = f"{device['celsius']} °C, {device['watts']} W"
-        table.add_row(f"GPU {device['device']}", f"{load}, {heat}")
+        figures = {**device, "memory": f"{used} of {total}"}
+        units = {"busy_percent": " % busy", "memory": "", "celsius": " °C", "watts": " W"}
+        known = {name: unit for name, unit in units.items() if figures[name] is not None}
+        figure = ", ".join(f"{figures[name]}{unit}" for name, unit in known.items())
+        table.add_row(f"GPU {device['device']}", figure)
     for reason, count in status.reasons.items():
         advice = Reason[reason].advice if reason in Reason.__members__ else ""
         table.add_row(reason, f"{count}  {advice}".rstrip())

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from scanloom.core import ScanError
 from scanloom.engine.results import tables
+from scanloom.engine.run_files import run_folders
 from scanloom.io.identity import key_fingerprint, read_key
 from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
 from scanloom.io.output.crosswalk import case_folders
@@ -79,7 +80,8 @@ def missing_tables(out: Path) -> list[str]:
     if not existing and not any((out / "runs").glob(f"*/{TOTALS}")):
         return sorted(half)
     expected = {*_files(MEASUREMENTS)}
-    if (out / "runs").is_dir() or not existing <= expected:  # results of `segment` have no manifest
+    # Results of `segment` have no manifest; a plan is in `runs` too, but no folder
+    if run_folders(out) or not existing <= expected:
         expected |= {*_files(tables.MANIFEST)}
     return sorted((expected - existing) | half)
 
