@@ -326,7 +326,6 @@ MAX_HEAD_BYTES = 1 << 14
 STUDY_NAMES = ("PatientBirthDate", "IssuerOfPatientID", "StudyDescription")
 SERIES_NAMES = ("Modality", "SeriesDescription", "NumberOfSeriesRelatedInstances")
 """What is asked for beside the keys."""
-_UNREADABLE = (ValueError, RuntimeError, AttributeError, TypeError, OverflowError, KeyError)
 
 
 # --- DICOM ----------------------------------------------------------------------------------------
@@ -379,26 +378,30 @@ class DicomFinder(DicomConnection):
         self._made.dimse_timeout = self._address.patience
         answers = _Answers(read)
         pulse = Pulse(self._address.patience)
+        with _Watch(pulse, self.cut):
+            for status, answer in self._responses(question):
+                pulse.beat()
+                code = status.get("Status") if status else None
+                if code == 0:
+                    return answers.checked()
+                if code is None:
+                    raise UnreachableError("it ended the association, or gives no answer")
+                if code not in PENDING:
+                    raise RefusedError(f"it refuses the question (status {code:04X})")
+                if answer is None or answers.is_endless:
+                    break
+                answers.add(answer)
+        self.cut()
+        raise RefusedError("its answer can't be read, or has no end")
+
+    def _responses(self, question: Dataset) -> Iterator[tuple[Dataset, Dataset | None]]:
+        """Yield status and answer of each response; UnreachableError, RefusedError."""
         try:
-            with _Watch(pulse, self.cut):
-                for status, answer in self._made.send_c_find(question, STUDY_ROOT_FIND):
-                    pulse.beat()
-                    code = status.get("Status") if status else None
-                    if code == 0:
-                        return answers.checked()
-                    if code is None:
-                        raise UnreachableError("it ended the association, or gives no answer")
-                    if code not in PENDING:
-                        raise RefusedError(f"it refuses the question (status {code:04X})")
-                    if answer is None or answers.is_endless:
-                        break
-                    answers.add(answer)
-        except (*_UNREADABLE, OSError) as exc:
+            yield from self._made.send_c_find(question, STUDY_ROOT_FIND)
+        except Exception as exc:
             if not self._made.is_established:
                 raise UnreachableError(f"the association ended ({type(exc).__name__})") from exc
             raise RefusedError(f"its answer can't be read ({type(exc).__name__})") from exc
-        self.cut()
-        raise RefusedError("its answer can't be read, or has no end")
 
 
 class _Answers(Generic[T]):
@@ -420,7 +423,7 @@ class _Answers(Generic[T]):
         self._count += 1
         try:
             read = self._read(answer)
-        except _UNREADABLE as exc:
+        except Exception as exc:  # noqa: BLE001  # foreign data raise errors of many types
             self._fault = exc
         else:
             self._values += [] if read is None else [read]
@@ -467,7 +470,7 @@ class _Retrieval(DicomConnection):
             try:
                 for status, _ in send(request):  # noqa: B007  # the last one counts
                     self._pulse.beat()
-            except (*_UNREADABLE, OSError) as exc:
+            except Exception as exc:
                 raise UnreachableError(f"the association ended ({type(exc).__name__})") from exc
         code = status.get("Status")
         if code is None or code in PENDING:
