@@ -243,10 +243,10 @@ def test_objects_of_a_case_are_delivered(
 
 
 def test_a_wrong_address_is_no_fault_of_the_objects(server: Server, tmp_path: Path) -> None:
-    """A `url` that ends in /studies: all results of a night were given up after 15 minutes."""
+    """All results of a night were given up after 15 minutes."""
     server.post = server.get = (404, {})
     case = write_case(tmp_path / "out", "caseone", {"segmentation": SEG})
-    url = f"http://127.0.0.1:{server.server_address[1]}/web/studies"
+    url = f"http://127.0.0.1:{server.server_address[1]}/wrong"
     site = site_of(tmp_path, [{"name": "web", "url": url, "patience": 5, "retry": 0.01}])
     outbox, tries = Outbox(outbox_folder(tmp_path / "out")), 0
     (line,) = outbox.add(case, "web")

@@ -23,7 +23,7 @@ DONE, FAILED, WAITS = "1.2.3.4.5001", "1.2.3.4.5002", "1.2.3.4.5003"
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return site_of(tmp_path, [target_keys(104)], metrics="scanloom.prom", reserve=1)
+    return site_of(tmp_path, [target_keys(104)], metrics="scanloom.prom", reserve="1 MB")
 
 
 @pytest.fixture
