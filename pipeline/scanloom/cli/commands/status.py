@@ -30,7 +30,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
     """
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError, counted
-        from scanloom.engine.listen.outbox import outbox_state
+        from scanloom.engine.listen.outbox import open_outbox
         from scanloom.engine.monitor import Status
         from scanloom.engine.run_files import RUNS
         from scanloom.io.output.layout import no_results, published_cases
@@ -39,7 +39,8 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         out = results.path
         if not out.is_dir():
             raise no_results(out)
-        outbox = outbox_state(out)
+        held = open_outbox(out)
+        outbox = None if held is None else held.state()
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         now: Status | None = None
         damaged = list[str]()

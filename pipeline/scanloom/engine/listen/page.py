@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from scanloom.core import Reason, counted, printable
-from scanloom.engine.listen.outbox import Line, OutboxState, case_name, outbox_state
+from scanloom.engine.listen.outbox import Line, Outbox, OutboxState, case_name, open_outbox
 from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import STUDIES, JournalFollower, received_studies
 from scanloom.engine.listen.studies import Queue, StudyState
@@ -80,6 +80,7 @@ class ListenPage:
     def __init__(self, site: Site, spool: Path, out: Path, key: bytes) -> None:
         self._site, self._spool, self._out, self._key = site, spool, out, key
         self._journal, self._queue = JournalFollower(spool), Queue(spool)
+        self._outbox: Outbox | None = None
         self._arrivals: dict[str, Arrivals] = {}
         self._began, self._objects = time.time(), 0
 
@@ -107,8 +108,9 @@ class ListenPage:
             study = self._arrivals.setdefault(arrival.study, Arrivals(arrival.time))
             study.last, study.objects = arrival.time, study.objects + 1
             study.senders.add(arrival.sender)
-        states = dict(self._queue.states())
-        sent = outbox_state(self._out)
+        states = self._queue.states()
+        self._outbox = self._outbox or open_outbox(self._out)
+        sent = None if self._outbox is None else self._outbox.state()
         recent = {uid: came for uid, came in self._arrivals.items() if now - came.last < DAY_S}
         self._arrivals = recent
         kept = set()

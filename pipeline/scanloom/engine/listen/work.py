@@ -38,6 +38,7 @@ from scanloom.engine.listen.outbox import NOT_SENT
 from scanloom.engine.listen.site import Ask, Rule, Site
 from scanloom.engine.listen.spool import last_arrival
 from scanloom.engine.listen.studies import (
+    QUEUE,
     Images,
     Outcome,
     Queue,
@@ -267,7 +268,7 @@ class Worker:
         self._by_case: dict[str, StudyInWork] = {}
         self._answers: dict[str, tuple[Images, float, Future[frozenset[str] | None]]] = {}
         self._tables: subprocess.Popen[bytes] | None = None
-        self._tables_due = next(self._queue.states(), None) is not None
+        self._tables_due = any((spool / QUEUE).glob("*.json"))
         self._tables_failed, self._tables_began, self._tables_pause = False, 0.0, 0.0
         self._tables_late = False
         self._again: list[tuple[str, float]] = []
