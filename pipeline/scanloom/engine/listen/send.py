@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.delivery import TICK_S, deliver, peer_maker
@@ -16,6 +16,9 @@ from scanloom.engine.listen.outbox import NOT_SENT, Line, Outbox, Trouble, outbo
 from scanloom.engine.listen.receive import receiver_options
 from scanloom.engine.listen.site import Site, find_node
 from scanloom.io.output.layout import no_results, published_cases
+
+if TYPE_CHECKING:
+    from scanloom.io.network.data_sets import Store
 
 REPORT_WITHIN_S = 20.0
 """Longest wait of somebody for a report of commitment; then an `auto` target is asked."""
@@ -154,7 +157,7 @@ def _own_port(site: Site, outbox: Outbox) -> Iterator[None]:
 
     options = receiver_options(site.model_copy(update={"peers": ()}), outbox)
     try:
-        receiver = Receiver(options, _Nothing())
+        receiver = Receiver(options, cast("Store", None))  # of no peer: nobody may store
     except ScanError as error:
         if error.reason is not Reason.ENVIRONMENT:
             raise
@@ -164,19 +167,3 @@ def _own_port(site: Site, outbox: Outbox) -> Iterator[None]:
         yield
     finally:
         receiver.stop(1.0)
-
-
-class _Nothing:
-    """A store that nobody may store in."""
-
-    def has_room(self) -> bool:
-        """Return that nothing may be received."""
-        return False
-
-    def draft(self) -> Any:
-        """Never called: there are no peers."""
-        raise AssertionError
-
-    def keep(self, draft: object, instance: object, sender: str) -> str:
-        """Never called: there are no peers."""
-        raise AssertionError
