@@ -314,10 +314,8 @@ def _publish(folder: Path, target: Path, record: Provenance) -> Added:
         fsync_path(Path(root))
     try:
         folder.rename(target)
-    except FileExistsError as exc:
-        raise _exists(target.name) from exc
     except OSError as exc:
-        if target.exists():  # ENOTEMPTY: on a file system without locks, another process was first
+        if target.exists():  # on a file system without locks, another process was first
             raise _exists(target.name) from exc
         raise
     fsync_path(target.parent)

@@ -41,7 +41,7 @@ class Arrivals:
 
     Parameters
     ----------
-    first, last : float
+    last : float
         Seconds since 1970.
     objects : int
         Number, those that replaced others included.
@@ -49,23 +49,9 @@ class Arrivals:
         Calling titles.
     """
 
-    first: float
     last: float = 0.0
     objects: int = 0
     senders: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class StudyRow:
-    """A study in the table; `label` is a hash of its UID."""
-
-    label: str
-    last: str
-    objects: int
-    senders: str
-    outcome: str
-    reason: str
-    advice: str
 
 
 class ListenPage:
@@ -105,7 +91,7 @@ class ListenPage:
         now = time.time()
         for arrival in self._journal.new():
             self._objects += 1
-            study = self._arrivals.setdefault(arrival.study, Arrivals(arrival.time))
+            study = self._arrivals.setdefault(arrival.study, Arrivals())
             study.last, study.objects = arrival.time, study.objects + 1
             study.senders.add(arrival.sender)
         states = self._queue.states()
@@ -170,8 +156,8 @@ class ListenPage:
             },
         )
 
-    def _rows(self, states: Mapping[str, StudyState]) -> list[StudyRow]:
-        """Return the newest studies, by the last arrival of each."""
+    def _rows(self, states: Mapping[str, StudyState]) -> list[dict[str, str | int]]:
+        """Return the newest studies, by the last arrival of each; their names are hashes."""
         last = {study: state.seen for study, state in states.items()}
         last |= {study: each.last for study, each in self._arrivals.items()}
         rows = []
@@ -179,15 +165,15 @@ class ListenPage:
             state, came = states.get(study), self._arrivals.get(study)
             code = "" if state is None else state.reason
             rows.append(
-                StudyRow(
-                    label=study_id(study, self._key)[:8],
-                    last=_clock(last[study]),
-                    objects=0 if came is None else came.objects,
-                    senders="" if came is None else ", ".join(map(printable, sorted(came.senders))),
-                    outcome=_outcome(state),
-                    reason=code,
-                    advice=Reason[code].advice if code in Reason.__members__ else "",
-                )
+                {
+                    "label": study_id(study, self._key)[:8],
+                    "last": _clock(last[study]),
+                    "objects": came.objects if came else 0,
+                    "senders": ", ".join(map(printable, sorted(came.senders))) if came else "",
+                    "outcome": _outcome(state),
+                    "reason": code,
+                    "advice": Reason[code].advice if code in Reason.__members__ else "",
+                }
             )
         return rows
 

@@ -9,9 +9,8 @@ then found to be current. Everything here names patients, as the spool does.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -293,8 +292,3 @@ class WaitingStudies:
         state = self.queue.read(study)
         # Not earlier: a clock may have been put back
         return state is not None and came == state.seen and state.is_over(self.rules)
-
-
-def digest_of(texts: Collection[str]) -> str:
-    """Return a hash over texts."""
-    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()

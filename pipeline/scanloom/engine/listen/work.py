@@ -10,6 +10,8 @@ Logs have counts, case ids and hashes of studies, no UID.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import subprocess
 import threading
@@ -45,7 +47,6 @@ from scanloom.engine.listen.studies import (
     StudyState,
     Waiting,
     WaitingStudies,
-    digest_of,
     survey,
 )
 from scanloom.engine.monitor import StatusWriter, final_status
@@ -261,7 +262,8 @@ class Worker:
         self._stack = ExitStack()
         self._lanes: dict[str, Lane] = {}
         self._queue = Queue(spool)
-        self._rules = digest_of([rule.model_dump_json() for rule in site.rules])
+        rules = json.dumps([rule.model_dump_json() for rule in site.rules])
+        self._rules = hashlib.sha256(rules.encode()).hexdigest()
         self._lock = threading.RLock()
         self._begun: dict[str, StudyState] = {}
         self._in_work: dict[str, StudyInWork] = {}

@@ -20,14 +20,14 @@ from pydicom.uid import generate_uid
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen import delivery
 from scanloom.engine.listen import outbox as outbox_module
-from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered
+from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered, deliver
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, open_outbox, outbox_folder
 from scanloom.engine.listen.site import Target
 from scanloom.engine.listen.spool import Spool, last_arrival
 from scanloom.engine.listen.studies import Queue, StudyState, survey
 from scanloom.engine.results import verify
 from scanloom.io.network.commitment import Report
-from support.targets import sign, target_keys, write_case
+from support.targets import sign, site_of, target_keys, write_case
 
 pytest.importorskip("pynetdicom")
 from scanloom.io.network.peer import NotOfferedError
@@ -69,6 +69,19 @@ def test_only_the_owner_can_read_it(outbox: Outbox, case: Path) -> None:
     outbox.add(case, "pacs")
     paths = [outbox.folder, *outbox.folder.rglob("*")]
     assert {path.stat().st_mode & 0o077 for path in paths} == {0}
+
+
+def test_what_a_read_only_disk_holds_can_be_told(
+    outbox: Outbox, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    outbox.add(case, "pacs")
+    monkeypatch.setattr(Path, "chmod", refuse)
+    found = open_outbox(outbox.out)
+    assert found is not None
+    assert found.state().counts == {"pacs": {"waiting": 3}}
 
 
 def test_other_bytes_are_other_lines(outbox: Outbox, case: Path) -> None:
@@ -352,14 +365,23 @@ def test_only_reports_of_known_requests_are_noted(outbox: Outbox, case: Path) ->
     assert report == Report(known, kept, {lines[1].instance: 0x0112})
 
 
-def test_requests_are_forgotten_once_their_lines_have_ended(outbox: Outbox, case: Path) -> None:
+def test_requests_are_forgotten_once_their_lines_have_ended(
+    outbox: Outbox, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = outbox.add(case, "pacs")
     transaction = str(generate_uid())
     outbox.ask(transaction, "pacs", lines[:1])
     outbox.tidy()
     assert outbox.note(Report(transaction, (), {}), ["pacs"])
-    outbox.update(replace(lines[0], state="delivered", proof="committed"))
-    outbox.tidy()
+    monkeypatch.setattr(delivery, "TIDY_S", 0.0)
+    looks = [True, False, False]
+
+    def is_done() -> bool:  # it delivers for months
+        if len(looks) == 2:
+            outbox.update(replace(lines[0], state="delivered", proof="committed"))
+        return looks.pop()
+
+    deliver(site_of(outbox.out, []), outbox, threading.Event(), is_done)
     assert not outbox.note(Report(transaction, (), {}), ["pacs"])
     assert not list(outbox.reports())
 
