@@ -55,6 +55,7 @@ def send(
     cases: Sequence[str],
     wait: float,
     tell: Callable[[Line], None] = lambda line: None,
+    key: Path | None = None,
 ) -> Sent:
     """Send the results of cases to a target, and wait until they are there.
 
@@ -72,6 +73,8 @@ def send(
         Seconds to wait at most.
     tell : callable
         Receives each line that has been delivered or given up.
+    key : Path or None
+        File with the key of the ids, for the audit trail, as of `Outbox`.
 
     Raises
     ------
@@ -86,7 +89,7 @@ def send(
     if unknown:
         detail = f"there is no case {unknown[0]} in the output folder"
         raise ScanError(Reason.ID_UNKNOWN, detail)
-    outbox = Outbox(outbox_folder(out))
+    outbox = Outbox(outbox_folder(out), key)
     hasty = target.model_copy(
         update={"report_within": min(target.report_within, REPORT_WITHIN_S, wait)}
     )
