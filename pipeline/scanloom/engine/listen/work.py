@@ -392,7 +392,7 @@ class Worker:
             since, answer = time.monotonic(), self._askers.submit(self._ask, study, images, asks)
             self._answers[study] = images, since, answer
         if not answer.done():
-            if not is_overdue or _since(since) < ASK_AGAIN_S:
+            if not is_overdue or time.monotonic() - since < ASK_AGAIN_S:
                 return None
             answer.cancel()  # others are asked first, or it gives its answer piece by piece
             answer = known
@@ -462,7 +462,7 @@ class Worker:
         if was_cleared and not self._asks(images):
             short = None  # the rest of it may be what was removed
         count = counted(sum(images.counts.values()), "image")
-        received = f"{count} from {_titles(images.senders)}"
+        received = f"{count} from {', '.join(map(printable, images.senders)) or 'no title'}"
         read = time.time()
         try:
             index = index_of([self.waiting.folder(study)], self._key)
@@ -584,7 +584,7 @@ class Worker:
         )
         self._queue.write(work.study, state)
         ended = "done" if reason is None else f"failed ({reason.code})"
-        took = f"in {_since(work.began):.1f} s{_later(pause)}"
+        took = f"in {time.monotonic() - work.began:.1f} s{_later(pause)}"
         LOG.info("study %s: %s %s", work.label, ended, took)
         with self._lock:
             del self._in_work[work.study], self._begun[work.study]
@@ -628,11 +628,3 @@ def _pause_after(attempts: int) -> float | None:
 
 def _later(pause: float | None) -> str:
     return "" if pause is None else f", tried again in {pause:.0f} s"
-
-
-def _since(moment: float) -> float:
-    return time.monotonic() - moment
-
-
-def _titles(titles: Sequence[str]) -> str:
-    return ", ".join(map(printable, titles)) or "no title"

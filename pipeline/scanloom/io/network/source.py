@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import Message
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -344,7 +344,7 @@ class DicomFinder(DicomConnection):
             studies = self._find("SERIES", names, (), partial(_study_of, keys.series))
             if not studies:
                 return []
-            keys = Keys(**{**vars(keys), "series": "", "study": studies[0]})
+            keys = replace(keys, study=studies[0])
         return self._find("STUDY", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
 
     def find_series(self, study: str) -> list[SeriesFound]:
@@ -595,7 +595,7 @@ class WebSource(WebConnection):
             studies = self._search("series", names, (), study_of)
             if not studies:
                 return []
-            keys = Keys(**{**vars(keys), "study": studies[0]})
+            keys = replace(keys, study=studies[0])
         return self._search("studies", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
 
     def find_series(self, study: str) -> list[SeriesFound]:
