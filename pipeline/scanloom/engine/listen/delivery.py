@@ -414,16 +414,16 @@ class _Delivery:
         if commitment == "auto" and time.monotonic() < self._commits_after:
             commitment = "no"
         overdue = [line for line in lines if line.state == "asked"]
+        lines = [line for line in lines if line.state != "asked"]
         if commitment == "auto":  # no report came: ask in the other way
-            rest = self._find(peer, overdue)
-            lines = [line for line in lines if line not in overdue or line in rest]
-        for line in [line for line in lines if line in overdue]:
-            if line.awaited >= self.target.give_up:
-                lines = [each for each in lines if each is not line]
-                if commitment == "yes":
-                    _give_up(self._outbox, line, "stored, but no report of commitment came")
-                else:
-                    _deliver_line(self._outbox, line, "acknowledged")
+            overdue = self._find(peer, overdue)
+        for line in overdue:
+            if line.awaited < self.target.give_up:
+                lines.append(line)
+            elif commitment == "yes":
+                _give_up(self._outbox, line, "stored, but no report of commitment came")
+            else:
+                _deliver_line(self._outbox, line, "acknowledged")
         if commitment != "no" and lines:
             try:
                 self._request(peer, lines)

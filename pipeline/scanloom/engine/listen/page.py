@@ -159,7 +159,7 @@ class ListenPage:
             },
         )
 
-    def _rows(self, states: Mapping[str, StudyState]) -> list[dict[str, str | int]]:
+    def _rows(self, states: Mapping[str, StudyState]) -> list[dict[str, object]]:
         """Return the newest studies, by the last arrival of each; their names are hashes."""
         last = {study: state.seen for study, state in states.items()}
         last |= {study: each.last for study, each in self._arrivals.items()}

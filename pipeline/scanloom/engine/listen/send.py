@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -153,20 +153,16 @@ class _Watch:
 def _own_port(site: Site, outbox: Outbox) -> Iterator[None]:
     """Take reports of commitment at the site's port, unless a receiver does, or none will come."""
     target = site.targets[0]
-    if target.url is not None or target.commitment == "no":
-        yield
-        return
-    from scanloom.io.network.receiver import Receiver
+    with ExitStack() as stack:
+        if target.url is None and target.commitment != "no":
+            from scanloom.io.network.receiver import Receiver
 
-    options = receiver_options(site.model_copy(update={"peers": ()}), outbox)
-    try:
-        receiver = Receiver(options, cast("Store", None))  # of no peer: nobody may store
-    except ScanError as error:
-        if error.reason is not Reason.ENVIRONMENT:
-            raise
-        yield  # a receiver takes them, or else the target is asked
-        return
-    try:
+            options = receiver_options(site.model_copy(update={"peers": ()}), outbox)
+            try:
+                receiver = Receiver(options, cast("Store", None))  # of no peer: nobody may store
+            except ScanError as error:
+                if error.reason is not Reason.ENVIRONMENT:
+                    raise  # else a receiver takes them, or the target is asked
+            else:
+                stack.callback(receiver.stop, 1.0)
         yield
-    finally:
-        receiver.stop(1.0)

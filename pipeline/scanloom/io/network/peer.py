@@ -504,9 +504,11 @@ class WebConnection:
             raise UnreachableError(f"TLS failed: {why}") from exc
         except requests.exceptions.ChunkedEncodingError as exc:
             raise UnreachableError("its answer was cut short") from exc
-        except requests.Timeout as exc:
-            raise UnreachableError(f"it did not answer within {self._patience:.0f} s") from exc
         except (requests.RequestException, OSError) as exc:
+            # Of a wait amid an answer, `requests` makes a ConnectionError
+            kinds = {type(each).__name__ for each in exc.args}
+            if isinstance(exc, requests.Timeout) or "ReadTimeoutError" in kinds:
+                raise UnreachableError(f"it did not answer within {self._patience:.0f} s") from exc
             raise UnreachableError(f"it can't be reached ({type(exc).__name__})") from exc
         except Exception as exc:  # foreign data raise errors of many types
             raise RefusedError(f"its answer can't be read ({type(exc).__name__})") from exc
