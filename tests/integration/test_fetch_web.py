@@ -195,6 +195,32 @@ def test_the_authority_of_the_page_counts_whatever_the_environment_says(
             source.find_studies(Keys())
 
 
+def test_a_series_of_a_study_is_found_without_the_study_in_its_answer(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """QIDO-RS needs not repeat the study that the address names."""
+    header, other = dcmread(files[0]), dcmread(files[-1])
+    names = ("StudyInstanceUID", "SeriesInstanceUID")
+    study, series = (str(header[name].value) for name in names)
+    with (
+        serving_web(files) as archive,
+        WebSource(archive.url, None, None, 20) as source,
+    ):
+        real = source._get_json
+
+        def without_study(path: str, params: dict[str, object]) -> list[Dataset]:
+            answers = real(path, params)
+            for answer in answers if path.endswith("series") and study in path else ():
+                del answer.StudyInstanceUID
+            return answers
+
+        monkeypatch.setattr(source, "_get_json", without_study)
+        assert [each.study for each in source.find_studies(Keys(study=study, series=series))] == [
+            study
+        ]
+        assert source.find_studies(Keys(study=study, series=str(other.SeriesInstanceUID))) == []
+
+
 def test_a_number_that_is_none_is_told(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON has infinity, of which pydicom makes no integer."""
     count = {"00201209": {"vr": "IS", "Value": [float("inf")]}}
