@@ -97,7 +97,7 @@ class ListenPage:
             study.senders.add(arrival.sender)
         states = self._queue.states()
         self._outbox = self._outbox or open_outbox(self._out)
-        sent = None if self._outbox is None else self._outbox.state()
+        sent = self._outbox.state() if self._outbox else OutboxState({}, [], [], {})
         recent = {uid: came for uid, came in self._arrivals.items() if now - came.last < DAY_S}
         self._arrivals = recent
         kept = set()
@@ -122,7 +122,7 @@ class ListenPage:
         self,
         states: Mapping[str, StudyState],
         counts: Mapping[str, int],
-        sent: OutboxState | None,
+        sent: OutboxState,
         parts: Mapping[str, str],
         now: float,
         has_ended: bool,
@@ -149,11 +149,9 @@ class ListenPage:
             studies=self._rows(states),
             most=MOST_STUDIES,
             sent=_sent_rows(sent),
-            waiting=[] if sent is None else [_line_row(line) for line in sent.open[:MOST_LINES]],
-            failed=[] if sent is None else [_line_row(line) for line in sent.failed[-MOST_LINES:]],
-            troubles={}
-            if sent is None
-            else {
+            waiting=[_line_row(line) for line in sent.open[:MOST_LINES]],
+            failed=[_line_row(line) for line in sent.failed[-MOST_LINES:]],
+            troubles={
                 name: (printable(t.reason), counted(t.tries, "time"), _clock(t.due))
                 for name, t in sent.troubles.items()
             },
@@ -183,17 +181,16 @@ class ListenPage:
     def _metrics(
         self,
         counts: Mapping[str, int],
-        sent: OutboxState | None,
+        sent: OutboxState,
         parts: Mapping[str, str],
         now: float,
     ) -> str:
-        lines = {} if sent is None else sent.counts
         by_target = {
             labels_of(target=target, state=state): number
-            for target, states in lines.items()
+            for target, states in sent.counts.items()
             for state, number in states.items()
         }
-        troubles = {} if sent is None else sent.troubles
+        troubles = {"": len(sent.troubles)}
         up = {labels_of(part=role): int(not state) for role, state in parts.items()}
         return format_samples(
             [
@@ -204,7 +201,7 @@ class ListenPage:
                     {labels_of(outcome=name): number for name, number in counts.items()},
                 ),
                 ("listen_results", "Objects of the outbox.", by_target),
-                ("listen_targets_in_trouble", "Targets that take nothing.", {"": len(troubles)}),
+                ("listen_targets_in_trouble", "Targets that take nothing.", troubles),
                 ("listen_part_up", "1 if a process does its work.", up),
                 ("listen_free_bytes", "Free space at the spool.", {"": self._free}),
                 ("listen_reserve_bytes", "Space that is kept free.", {"": self._site.reserve}),
@@ -219,10 +216,10 @@ def _outcome(state: StudyState | None) -> str:
     return _OUTCOMES.get(outcome, outcome)
 
 
-def _sent_rows(sent: OutboxState | None) -> list[tuple[str, int, int, int]]:
+def _sent_rows(sent: OutboxState) -> list[tuple[str, int, int, int]]:
     """Return for each target the numbers of objects that are there, wait, and were given up."""
     rows = []
-    for target, states in () if sent is None else sent.counts.items():
+    for target, states in sent.counts.items():
         delivered = sum(states.get(proof, 0) for proof in _PROOFS)
         waits = sum(number for state, number in states.items() if state in _OPEN)
         rows.append((target, delivered, waits, states.get("failed", 0)))
