@@ -36,7 +36,7 @@ _SUBFOLDERS_TEXT = (
 )
 FANNED_ABOVE = 10_000
 """Number of cases above which new ones go to subfolders."""
-LISTEN = "listen"
+LISTEN, LISTEN_STATUS = "listen", "listen/status.json"
 TOTALS = "totals.json"
 """The file in the folder of a run that has ended."""
 EARLY_ENTRIES = frozenset({".work", "runs", "engines", LISTEN, PRIVATE})
@@ -526,7 +526,7 @@ CONTENTS: tuple[OutputEntry, ...] = (
     *_result(f"{CASES}/*"),
     OutputEntry("bids/**", "shapes"),
     OutputEntry("report/**", "pixels"),
-    OutputEntry("listen/index.html", "ids"),
+    OutputEntry("listen/*", "ids"),
     *(OutputEntry(f"review/{n}", "ids") for n in (".lock", "verdicts.jsonl", "readers.json")),
     *(OutputEntry(f"review/{n}", "ids") for n in ("review.csv", "review.parquet", "agreement.csv")),
     *_result("review/revisions/*/*"),
