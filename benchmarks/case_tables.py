@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from meter import machine, parse, table
+from meter import machine, parse, peak_memory, table
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests")]
@@ -254,9 +254,7 @@ def run_step(name: str, out: Path, count: int) -> None:
     start = time.perf_counter()
     step()
     took = time.perf_counter() - start
-    # Not ru_maxrss, which counts the process that started this one too
-    status = Path("/proc/self/status").read_text()
-    print(took, int(status.partition("VmHWM:")[2].split()[0]) / 1024)
+    print(took, peak_memory() / 2**20)
 
 
 def measure(out: Path, count: int, structures: int) -> list[tuple[str, object, object]]:

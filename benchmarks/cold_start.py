@@ -16,12 +16,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from meter import SAMPLE, parse, table
+from meter import SAMPLE, parse, run, table
 
 PROGRAM = "from scanloom.cli.main import main; main()"
 REST = "start, imports, loading the model, publishing"
@@ -50,27 +49,16 @@ def once(arguments: argparse.Namespace) -> dict[str, Spent]:
     """Segment in a new process; return the time of each step, and of all."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        began = time.perf_counter()
-        running = subprocess.Popen(command(arguments, out), env=with_bytecode())
-        _, status, used = os.wait4(running.pid, 0)
-        wall = time.perf_counter() - began
-        running.returncode = os.waitstatus_to_exitcode(status)
-        if running.returncode:
-            raise SystemExit(f"scanloom segment ended with {running.returncode}")
+        used = run(command(arguments, out))
         (timing,) = out.glob("cases/*/timing.json")
         timings = json.loads(timing.read_text())["steps"]
     spent = {name: (step["wall_s"], step["cpu_s"]) for name, step in timings.items()}
-    whole = (wall, used.ru_utime + used.ru_stime)
+    whole = used.wall, used.cpu
     outside, steps = less(whole, [spent["network"]]), list(spent.values())
     spent[REST] = less(whole, steps)
     spent["outside the network"] = outside
     spent["all"] = whole
     return spent
-
-
-def with_bytecode() -> dict[str, str]:
-    """Return the environment of a user, whose modules are compiled once and kept."""
-    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 def less(whole: Spent, shares: Iterable[Spent]) -> Spent:
@@ -84,9 +72,7 @@ def imports(arguments: argparse.Namespace) -> Counter[str]:
     microseconds: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         program = command(arguments, Path(folder) / "out", "-X", "importtime")
-        messages = subprocess.run(
-            program, capture_output=True, text=True, check=True, env=with_bytecode()
-        ).stderr
+        messages = subprocess.run(program, capture_output=True, text=True, check=True).stderr
     for line in messages.splitlines():
         own, _, module = line.removeprefix("import time:").partition("|")
         if line.startswith("import time:") and own.strip().isdecimal():
@@ -104,9 +90,10 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--python", default=sys.executable, help="of another environment")
     arguments = parse(parser, runs=1)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's modules are compiled once and kept
     runs = [once(arguments) for _ in range(arguments.runs + 1)][1:]
     rows = [
-        (name, *(f"{statistics.median(run[name][n] for run in runs):.2f}" for n in (0, 1)))
+        (name, *(f"{statistics.median(each[name][n] for each in runs):.2f}" for n in (0, 1)))
         for name in runs[0]
     ]
     print(f"median of {arguments.runs} runs")

@@ -9,12 +9,12 @@ The volumes are checked to be equal. scanloom also finds the files and judges th
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from load import Read, by_scanloom, plain_pydicom
 from meter import cache, machine, median, parse, table
 from study import study
 
@@ -65,30 +65,11 @@ def encoded(name: str, pixels: Any) -> bytes:
     return bytes(encode(plain))
 
 
-def by_scanloom(folder: Path) -> Any:
-    """Find, check and read, as every command does."""
-    import scanloom
-
-    return scanloom.load_volume(folder).array
-
-
-def by_pydicom(folder: Path) -> Any:
-    """Read as most scripts do."""
-    import pydicom
-
-    slices = [pydicom.dcmread(path) for path in folder.iterdir()]
-    slices.sort(key=lambda s: float(s.ImagePositionPatient[2]))
-    planes = [s.pixel_array * float(s.RescaleSlope) + float(s.RescaleIntercept) for s in slices]
-    return np.stack(planes).astype(np.int16).T
-
-
-def timed(read: Any, folder: Path) -> tuple[float, float, Any]:
-    """Return wall and processor seconds, those of child processes that ended too, and values."""
-    wall, before = time.perf_counter(), os.times()
+def timed(read: Read, folder: Path) -> tuple[float, Any]:
+    """Return wall seconds, and values."""
+    start = time.perf_counter()
     values = read(folder)
-    after = os.times()
-    cpu = sum(after[:4]) - sum(before[:4])
-    return time.perf_counter() - wall, cpu, values
+    return time.perf_counter() - start, values
 
 
 def main() -> None:
@@ -103,14 +84,14 @@ def main() -> None:
     cold: dict[str, float] = {}
     for turn in range(options.rounds + 1):
         for name, folder in folders.items():
-            wall, _, values = timed(by_scanloom, folder)
+            wall, values = timed(by_scanloom, folder)
             if turn:
                 walls.setdefault((name, "scanloom"), []).append(wall)
             else:
                 cold[name] = wall
             if name in NOT_BY_PYDICOM:
                 continue
-            wall, _, theirs = timed(by_pydicom, folder)
+            wall, theirs = timed(plain_pydicom, folder)
             if not np.array_equal(values, theirs):
                 raise SystemExit(f"{name}: the two read different values")
             if turn:

@@ -23,7 +23,7 @@ from typing import Any
 
 import archive_index
 import numpy as np
-from meter import machine, parse, table, tree
+from meter import machine, parse, peak_memory, table, tree
 
 POLL_S = 0.1
 PROGRAM = """
@@ -45,17 +45,6 @@ def draw(folder: Path, series: int, files: int) -> None:
     empty = archive_index.template().removesuffix(bytes(voxels.nbytes))
     archive_index.template = lambda: empty + voxels.tobytes()
     archive_index.draw(folder, 0, series, files)
-
-
-def peak_mib(pid: int) -> int:
-    """Return the peak resident set of a process, MiB; 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next(
-        (int(line.split()[1]) // 1024 for line in status.splitlines() if "VmHWM" in line), 0
-    )
 
 
 def count_ended(out: Path) -> int:
@@ -92,7 +81,7 @@ def measure(base: Path, archive: Path, first: str) -> list[Any]:
         if passed - looked > 1:
             looked = passed
             for pid in tree(process.pid):
-                peaks[pid] = max(peaks.get(pid, 0), peak_mib(pid))
+                peaks[pid] = max(peaks.get(pid, 0), peak_memory(pid) >> 20)
         if ended is None and count_ended(out):
             ended = passed
         if indexed is None and (out / "private" / "index.parquet").exists():

@@ -1,11 +1,11 @@
-"""Indexing archives: scanloom beside a loop of pydicom, a second time, and at ten times the size.
+"""Indexing archives: scanloom beside a loop of pydicom, and a second time.
 
     python benchmarks/index.py [--files 20000] [--rounds 3] [--folder DIR]
 
 Drawn files: a CT header of about 100 elements with sequences, each file with UIDs, position and
 number of its own, 300 a series. Rounds go through all in turn in one run, on warm files; medians.
 Processor seconds are those of all processes: on a busy machine their ratio says more than rates do.
-Memory is the peak of the indexing process and, apart, of the largest that helped it.
+Memory, and growth with the archive: `archive_index.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import os
 import resource
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -170,15 +168,12 @@ def shaped(data: bytes, kind: str) -> bytes:
 
 def deflated(data: bytes) -> bytes:
     """Return the file with its data set deflated."""
-    import zlib
-
     from pydicom import dcmread, dcmwrite
 
     ds = dcmread(BytesIO(data))
     ds.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.1.99"
     buffer = BytesIO()
     dcmwrite(buffer, ds, enforce_file_format=True)
-    assert zlib
     return buffer.getvalue()
 
 
@@ -244,29 +239,9 @@ def compare(folder: Path, rounds: int) -> dict[str, tuple[float, float]]:
     }
 
 
-def growth(folder: Path) -> tuple[float, float, float, float]:
-    """Return microseconds a file, first and second time, and peaks of memory, MiB."""
-    code = (
-        "import resource, sys, time; from pathlib import Path; import index;"
-        "f = Path(sys.argv[1]); a = time.perf_counter(); n = index.by_scanloom(f);"
-        "b = time.perf_counter(); index.again(f); c = time.perf_counter();"
-        "peaks = [resource.getrusage(w).ru_maxrss / 1024 for w in (0, -1)];"
-        "print((b - a) / n * 1e6, (c - b) / n * 1e6, *peaks)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    first, two, peak, helper = map(float, done.stdout.split())
-    return first, two, peak, helper
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=int, default=20_000, help="The larger has ten times these.")
+    parser.add_argument("--files", type=int, default=20_000, help="Of each plain kind.")
     parser.add_argument("--others", type=int, default=6_000, help="Files of each other kind.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="Where to draw files; default a temporary one.")
@@ -296,16 +271,10 @@ def measure(base: Path, options: Any) -> None:
     for folder in options.real:
         line(folder.name, compare(copies(folder, base / "real", options.others), options.rounds))
         shutil.rmtree(base / "real")
-    print(f"\n{'':28}{'us a file':>12}{'again us':>12}{'MiB':>8}{'helper':>9}")
-    for count in (options.files, 10 * options.files):
-        draw(base / "growth", count, "explicit")
-        first, two, peak, helper = growth(base / "growth")
-        print(f"{count:<28}{first:12.1f}{two:12.1f}{peak:8.0f}{helper:9.0f}", flush=True)
-        shutil.rmtree(base / "growth")
 
 
 def copies(source: Path, folder: Path, count: int) -> Path:
-    """Link the files of a folder again and again, as folders of their own."""
+    """Copy the files of a folder again and again, into folders of their own."""
     names = [p for p in sorted(source.iterdir()) if p.is_file() and p.suffix != ".json"]
     for n in range(max(count // len(names), 1)):
         target = folder / f"{n:05d}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
@@ -117,6 +119,18 @@ def _pss(pid: int) -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
+    return 0
+
+
+def peak_memory(pid: int | str = "self") -> int:
+    """Return the largest resident memory of a process so far, bytes; 0 if it has ended.
+
+    Not ru_maxrss, which begins with that of the process that started it.
+    """
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        if "VmHWM:" in status:  # a process that has ended, and was not waited for, has none
+            return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return 0
 
 
@@ -260,6 +274,17 @@ def unavailable(needed: str) -> NoReturn:
     """End the script with status `UNAVAILABLE`, and name the missing program."""
     print(f"not available: {needed}", file=sys.stderr)
     raise SystemExit(UNAVAILABLE)
+
+
+def chromium(named: str | None = None) -> str:
+    """Return the Chromium of a name or path, else of SCANLOOM_CHROMIUM, else of the search path.
+
+    Without it, or without playwright, the script ends.
+    """
+    if importlib.util.find_spec("playwright") is None:
+        unavailable("playwright (pip install playwright), and Chromium")
+    program = named or os.environ.get("SCANLOOM_CHROMIUM") or "chromium"
+    return shutil.which(program) or unavailable("Chromium: name it with SCANLOOM_CHROMIUM")
 
 
 def median(values: Sequence[float]) -> float:

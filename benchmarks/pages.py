@@ -17,12 +17,10 @@ cases of the list, and uses those that are there.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from meter import machine, parse, table, unavailable
+from meter import chromium, machine, parse, peak_memory, table
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests")]
@@ -61,9 +59,7 @@ CHANGE = """([id, value, count]) => new Promise((done) => {
 
 def memory() -> float:
     """Return the largest resident memory of this process so far, GiB."""
-    # ru_maxrss would begin with that of the parent process
-    _, peak = Path("/proc/self/status").read_text().split("VmHWM:")
-    return int(peak.split()[0]) / 2**20
+    return peak_memory() / 2**30
 
 
 def measurements() -> list[tuple[Any, ...]]:
@@ -343,20 +339,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--pages", nargs="+", choices=tuple(MEASURES), default=list(MEASURES))
-    parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
+    parser.add_argument("--chromium")
     parser.add_argument("--keep", type=Path, help="Folder that keeps the cases of the list.")
     options = parse(parser, rows=[300])
-    if importlib.util.find_spec("playwright") is None:
-        unavailable("playwright (pip install playwright), and Chromium")
-    if shutil.which(options.chromium) is None:
-        unavailable("Chromium: name it with --chromium")
+    program = chromium(options.chromium)
     print(machine("scanloom", "numpy"))
     for name in options.pages:
         for count in options.rows:
             with tempfile.TemporaryDirectory() as folder:
                 keeps = options.keep and name == "list"
                 out = options.keep / str(count) if keeps else Path(folder) / "out"
-                rows = MEASURES[name](out, count, options.chromium)
+                rows = MEASURES[name](out, count, program)
                 print(f"\n{table((f'{name} of {count:,}', ''), rows)}", flush=True)
 
 

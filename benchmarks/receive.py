@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from meter import machine, median, parse, table, unavailable
+from meter import machine, median, parse, peak_memory, table, unavailable
 from phantom import write_dicom
 
 SITE = "port: 0\nreserve: 1 MB\npeers: [{title: PYNETDICOM}, {title: STORESCU}]\n"
@@ -46,12 +46,6 @@ def receiver(folder: Path, program: str) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.communicate()
-
-
-def memory(process: int) -> int:
-    """Return the largest resident memory so far, bytes."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 def by_pynetdicom(files: list[Path], port: int) -> None:
@@ -125,7 +119,7 @@ def main() -> None:
                         send(files, port)
                         times.setdefault((sender, kind), []).append(time.perf_counter() - start)
                     shutil.rmtree(series)
-            peak = memory(process)
+            peak = peak_memory(process)
         stored = len(list(scratch.glob("synced/out/private/spool/studies/*/*/*.dcm")))
     assert stored == arguments.rounds * len(senders) * arguments.slices, stored
     rows = []

@@ -10,8 +10,6 @@ that shows its result.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import shutil
 import statistics
 import sys
 import tempfile
@@ -19,10 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+from meter import chromium, parse
 
-from meter import parse, unavailable  # noqa: E402 needs the path
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
 STEP = """async (act) => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
@@ -66,12 +63,12 @@ ACTS = (
 )
 
 
-def look(page: Path, chromium: str, rounds: int) -> dict[str, float]:
+def look(page: Path, program: str, rounds: int) -> dict[str, float]:
     """Open a page from disk and use it; milliseconds, the medians of rounds."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = play.chromium.launch(executable_path=program, args=["--no-sandbox"])
         paints, took = [], {" ".join(map(str, act)): [] for act in ACTS}
         for _ in range(rounds):
             tab: Any = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
@@ -94,12 +91,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--structures", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
+    parser.add_argument("--chromium")
     options = parse(parser, cases=20, structures=2, rounds=1)
-    if importlib.util.find_spec("playwright") is None:
-        unavailable("playwright (pip install playwright), and Chromium")
-    if shutil.which(options.chromium) is None:
-        unavailable("Chromium: name it with --chromium")
+    program = chromium(options.chromium)
 
     from scanloom.review.report.page import write_report
     from support.make_report import STRUCTURES, make_out
@@ -116,7 +110,7 @@ def main() -> None:
             print(f"{event}: {wall:.1f} s, {cpu:.1f} processor seconds")
         size = sum(path.stat().st_size for path in page.parent.rglob("*") if path.is_file())
         print(f"folder: {size / 1e6:.1f} MB; index.html: {page.stat().st_size / 1e6:.2f} MB")
-        for name, milliseconds in look(page, options.chromium, options.rounds).items():
+        for name, milliseconds in look(page, program, options.rounds).items():
             print(f"{name}: {milliseconds:.0f} ms")
 
 

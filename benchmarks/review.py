@@ -11,10 +11,6 @@ and the largest memory of the server.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from meter import UNAVAILABLE, machine, median, parse, table
+from meter import chromium, machine, median, parse, peak_memory, table
+from real_run import copy
 from study import study
 
 from scanloom.core import (
@@ -130,37 +127,10 @@ def _document(case: Case, volume: Any) -> dict[str, Any]:
     }
 
 
-def copies(folder: Path, options: argparse.Namespace) -> list[Path]:
-    """Write the series several times, with other UIDs; return their folders."""
-    import pydicom
-
-    case = study(options.slices, options.structures, options.across)
-    folders = []
-    for n in range(options.cases):
-        target = folder / str(n)
-        target.mkdir(parents=True)
-        for file in sorted(case.dicom.iterdir()):
-            dataset = pydicom.dcmread(file)
-            for keyword in ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"):
-                setattr(dataset, keyword, f"{getattr(dataset, keyword)}.{n}")
-            dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
-            dataset.save_as(target / file.name)
-        folders.append(target)
-    return folders
-
-
-def memory(process: int) -> float:
-    """Return the largest resident memory of a process so far, GiB."""
-    status = Path(f"/proc/{process}/status").read_text()
-    match = re.search(r"VmHWM:\s+(\d+)", status)
-    return int(match[1]) / 2**20 if match else float("nan")
-
-
-def browse(link: str, names: list[str], steps: int) -> dict[str, Any]:
+def browse(link: str, names: list[str], steps: int, program: str) -> dict[str, Any]:
     """Open the cases, step through their planes, and return times."""
     from playwright.sync_api import sync_playwright
 
-    program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
     timings: dict[str, Any] = {"step": {}}
     with sync_playwright() as play:
         options = ["--no-sandbox", "--disable-gpu"]
@@ -204,19 +174,18 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     arguments = parse(parser, slices=24, across=64, structures=3, cases=2, steps=4)
-    if importlib.util.find_spec("playwright") is None:
-        print("not measured: playwright is not installed", file=sys.stderr)
-        raise SystemExit(UNAVAILABLE)
+    program = chromium()
     print(machine("scanloom", "numpy"), "\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         key = folder / "key"
         key.write_bytes(KEY)
         key.chmod(0o600)
-        names = [
-            publish(folder / "out", each, arguments.structures)
-            for each in copies(folder / "s", arguments)
-        ]
+        series = study(arguments.slices, arguments.structures, arguments.across).dicom
+        names = []
+        for n in range(arguments.cases):
+            copy(series, folder / str(n), n)
+            names.append(publish(folder / "out", folder / str(n), arguments.structures))
         command = [
             sys.executable,
             "-m",
@@ -229,8 +198,8 @@ def main() -> None:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             link = next(line.split()[1] for line in server.stdout or () if "/#" in line)
-            timings = browse(link, sorted(names), arguments.steps)
-            peak = memory(server.pid)
+            timings = browse(link, sorted(names), arguments.steps, program)
+            peak = peak_memory(server.pid) / 2**30
         finally:
             server.send_signal(signal.SIGINT)
             server.wait()

@@ -25,7 +25,7 @@ SMALLEST = 1.0  # ml
 
 
 def dices(exact: Segmentation, rounded: Segmentation) -> dict[str, tuple[float, float]]:
-    """Return ml and Dice of each structure that is larger than `MIN_FRAME_SIZE` in `one`."""
+    """Return ml and Dice of each structure that has at least `SMALLEST` ml in `exact`."""
     ml = abs(float(np.linalg.det(exact.grid.affine[:3, :3]))) / 1000
     dice_by_label = {}
     for exact_layer, rounded_layer in zip(exact.layers, rounded.layers, strict=True):

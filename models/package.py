@@ -34,11 +34,9 @@ STORED_TWICE = 4_000_000
 def package(model: Path, bundle: Path, out: Path) -> None:
     """Write `configs`, `models`, card and weights of a model of a trained bundle."""
     recipe = read_recipe(model / "training" / "recipe.yaml")
-    trained, checkpoint = (
-        bundle / "models" / "model.pt",
-        last_checkpoint(str(bundle / "checkpoints")),
-    )
-    if trained.is_file() or checkpoint is None:
+    trained = bundle / "models" / "model.pt"
+    checkpoint = None if trained.is_file() else last_checkpoint(str(bundle / "checkpoints"))
+    if checkpoint is None:
         state = torch.load(trained, weights_only=True)
     else:
         state = torch.load(checkpoint, weights_only=True)["average"]

@@ -11,6 +11,7 @@ This module imports nothing but the standard library, so that `scanloom --help` 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -408,6 +409,8 @@ class SegmentOptions:
         metavar="NAME",
         parser="device_name",
         completion="complete_devices",
+        pattern=f"^({DEVICES})$",
+        examples=["cuda:0"],
     )
     compute: ComputeOptions = ComputeOptions()
     memory_limit: int | None = option(
@@ -515,7 +518,13 @@ def check_values(options: Any) -> None:
         if not choices and not any(_is_of(value, kind) for kind in kinds):
             expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
             raise ValueError(f"{name} must be {expected}, got {value!r}")
-        low, high = (each.metadata.get("schema", {}).get(bound) for bound in ("ge", "le"))
+        schema = each.metadata.get("schema", {})
+        pattern = schema.get("pattern", "")  # `load_volume` takes axis codes in small letters too
+        if value is not None and not re.search(pattern, str(value), re.IGNORECASE):
+            described = each.metadata["description"]
+            expected = f"{described[:1].lower()}{described[1:]}, such as {schema['examples'][0]}"
+            raise ValueError(f"{name} must be {expected}, got {value!r}")
+        low, high = schema.get("ge"), schema.get("le")
         if (
             value is not None
             and low is not None

@@ -428,9 +428,13 @@ def test_outside_its_hours_a_source_is_not_asked(
     assert same_data(files, kept(tmp_path / "out"))
 
 
-def test_a_full_disk_ends_it(files: list[Path], tmp_path: Path) -> None:
-    with serving(files) as archive:
-        page = write_page(tmp_path, archive.place, reserve="999 TB")
+@pytest.mark.parametrize("how", ["get", "move"])
+def test_a_full_disk_ends_it(how: str, files: list[Path], tmp_path: Path) -> None:
+    """Also where the source is told that there is no room, and says only that it sent nothing."""
+    port = free_port()
+    with serving(files, destinations={"SCANLOOM": port}) as archive:
+        place = archive.place | {"retrieve": how}
+        page = write_page(tmp_path, place, reserve="999 TB", port=port)
         options = ("--from", "pacs", "--site", page, "--date", "2026-01-01..")
         ended = scanloom("fetch", *options, "-o", tmp_path / "out")
 

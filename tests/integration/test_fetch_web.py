@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import ssl
 import time
 from pathlib import Path
 
 import pytest
-from pydicom import dcmread
+from pydicom import Dataset, dcmread
 
 from scanloom.engine.listen.spool import INCOMING
 from support.commands import Ended, scanloom
 from support.dicom_source import kept, same_data, write_page, write_studies, write_table
+from support.https_server import write_certificate
 from support.web_source import WebArchive, serving_web
 
 pytest.importorskip("dicomweb_client")
@@ -171,6 +173,64 @@ def test_a_damaged_and_a_foreign_object_do_not_stop_the_others(
     assert ended.code == 1
     assert re.search(r"2 objects of 5 did not come: it gave an object that", ended.err)
     assert kept(tmp_path / "out").keys() == {uid(path) for path in files[2:5]}
+
+
+def test_the_authority_of_the_page_counts_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("good", "other"):
+        (tmp_path / name).mkdir()
+    (good, key), (other, _) = (write_certificate(tmp_path / name) for name in ("good", "other"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(good, key)
+    with serving_web([], tls=context) as archive:
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(other))
+        with WebSource(archive.url, None, str(good), 20) as source:
+            assert source.find_studies(Keys()) == []
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(good))
+        with (
+            WebSource(archive.url, None, str(other), 20) as source,
+            pytest.raises(UnreachableError, match="TLS failed: self-signed certificate"),
+        ):
+            source.find_studies(Keys())
+
+
+def test_a_series_of_a_study_is_found_without_the_study_in_its_answer(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """QIDO-RS needs not repeat the study that the address names."""
+    header, other = dcmread(files[0]), dcmread(files[-1])
+    names = ("StudyInstanceUID", "SeriesInstanceUID")
+    study, series = (str(header[name].value) for name in names)
+    with (
+        serving_web(files) as archive,
+        WebSource(archive.url, None, None, 20) as source,
+    ):
+        real = source._get_json
+
+        def without_study(path: str, params: dict[str, object]) -> list[Dataset]:
+            answers = real(path, params)
+            for answer in answers if path.endswith("series") and study in path else ():
+                del answer.StudyInstanceUID
+            return answers
+
+        monkeypatch.setattr(source, "_get_json", without_study)
+        assert [each.study for each in source.find_studies(Keys(study=study, series=series))] == [
+            study
+        ]
+        assert source.find_studies(Keys(study=study, series=str(other.SeriesInstanceUID))) == []
+
+
+def test_a_number_that_is_none_is_told(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has infinity, of which pydicom makes no integer."""
+    count = {"00201209": {"vr": "IS", "Value": [float("inf")]}}
+    monkeypatch.setattr(Dataset, "to_json_dict", lambda dataset: count)
+    with (
+        serving_web(files) as archive,
+        WebSource(archive.url, None, None, 20) as source,
+        pytest.raises(RefusedError, match="can't be read"),
+    ):
+        source.find_series(str(dcmread(files[0]).StudyInstanceUID))
 
 
 def test_a_server_that_is_not_there(files: list[Path], tmp_path: Path) -> None:

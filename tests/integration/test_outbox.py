@@ -17,7 +17,10 @@ import pytest
 from scanloom.engine.listen.delivery import deliver
 from scanloom.engine.listen.outbox import Outbox, outbox_folder
 from scanloom.engine.listen.site import Site
+from scanloom.io.identity import key_fingerprint, load_key
+from scanloom.io.output.audit import read_trail
 from scanloom.io.output.layout import fan_out
+from scanloom.io.output.private import private_folder
 from support import canaries
 from support.commands import scanloom
 from support.dicom_target import LABELMAP, RTSTRUCT, SEG, SR, pause_surely
@@ -440,13 +443,18 @@ def test_send_and_status(case: Path, tmp_path: Path) -> None:
         tmp_path / "t", own_process=True, find=True, refuse={SR: 0x0122}, times=1
     ) as target:
         site_of(tmp_path, [target_keys(target.port, commitment="no")])
-        first = send(tmp_path)
-        told = scanloom("status", tmp_path / "out")
+        key, out = load_key(tmp_path / "key"), tmp_path / "out"
+        with private_folder(out, key_fingerprint(key)):  # as a run with `--key` leaves it
+            pass
+        first = send(tmp_path, "--key", str(tmp_path / "key"))
+        told = scanloom("status", out)
+        sent = [(line["event"], line["target"]) for line in read_trail(out, key)]
         second, third = send(tmp_path), send(tmp_path)
         settled = scanloom("status", tmp_path / "out", "--json")
         assert target.has(case)
         assert sum(target.told("store").values()) == 4
 
+    assert sent == [("sent", "pacs")] * 2
     assert first[0] == 1
     assert (
         "measurements.dcm of case caseone: given up: it refuses the object (status 0122)"

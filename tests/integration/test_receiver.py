@@ -558,6 +558,7 @@ def test_tls_takes_known_certificates_and_silence_stops_nobody(tmp_path: Path) -
         assert set(send(receiver.port, files, tls=client(*friend, own[0])).values()) == {0}
         assert receiver.stop() == 0
     assert "a connection from 127.0.0.1 failed (TLS: self-signed certificate)" in receiver.log
+    assert "the certificate of `tls` expires on 20" in receiver.log  # in a day
 
 
 # --- the process ---------------------------------------------------------------------------------

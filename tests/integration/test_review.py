@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 from pydicom import dcmread
+from pydicom.pixels import pack_bits
 from pydicom.uid import generate_uid
 
 from scanloom.core import Grid, Reason, ScanError
@@ -161,6 +162,30 @@ def test_a_dicom_seg_comes_back_as_the_labels_it_was_made_of(
     )
     assert second.take(seg) is None
     assert output.take(output.case / FILE) is not None  # back to the first labels
+
+
+def test_segments_of_a_dicom_seg_are_one_label_map_unless_they_overlap(
+    output: OutputCopy, tmp_path: Path
+) -> None:
+    """A layer of each would be gigabytes of a hundred organs."""
+    image = nib.load(output.case / FILE)
+    grid, labels = Grid(image.shape, image.affine), np.asarray(image.dataobj)
+    path = output.case / "dicom" / "segmentation.dcm"
+
+    [layer] = read_label_file(path, grid).layers
+
+    np.testing.assert_array_equal(layer, labels)
+    dataset = dcmread(path)
+    frames, masks = dataset.pixel_array, [labels == n for n in (1, 2, 3)]
+    for frame, about in zip(frames, dataset.PerFrameFunctionalGroupsSequence, strict=True):
+        if about.SegmentIdentificationSequence[0].ReferencedSegmentNumber == 3:
+            frame |= 1
+    dataset.PixelData = pack_bits(frames.ravel())
+    dataset.save_as(tmp_path / "overlap.dcm")
+    overlapping = read_label_file(tmp_path / "overlap.dcm", grid)
+    assert overlapping.names == {f"part-{n}": (n - 1, 1) for n in (1, 2, 3)}
+    masks[2] = np.broadcast_to(masks[2].any(axis=(0, 1)), labels.shape)
+    np.testing.assert_array_equal(overlapping.layers, masks)
 
 
 def write_by_dcmqi(labels: np.ndarray, affine: np.ndarray, scans: Path, folder: Path) -> Path:

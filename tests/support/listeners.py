@@ -64,7 +64,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
 
 def states(spool: Path) -> dict[str, StudyState]:
     """Return the states of the queue by StudyInstanceUID."""
-    return dict(Queue(spool).states())
+    return Queue(spool).states()
 
 
 def processes(mark: str) -> dict[int, str]:

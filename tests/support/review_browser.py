@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,23 @@ def asked(tab: Any, path: str) -> Any:
     return tab.request.get(f"{origin_of(tab.url)}{path}", headers=headers)
 
 
+def until(tab: Any, holds: Callable[[], object]) -> None:
+    """Wait until something holds; fail after 15 s."""
+    for _ in range(300):
+        if holds():
+            return
+        tab.wait_for_timeout(50)  # events of the page arrive meanwhile
+    pytest.fail("what was waited for did not happen")
+
+
+def wait_for_frames(tab: Any) -> None:
+    """Wait until the page was drawn with what is in memory."""
+    tab.evaluate("() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))")
+
+
 def picture_of(tab: Any, plane: str) -> NDArray[np.uint8]:
     """Return the pixels of a plane without its frame and caption."""
-    tab.wait_for_timeout(200)
+    wait_for_frames(tab)
     box = tab.locator(f"#{plane}").bounding_box()
     frame, caption = 2, 60
     clip = {

@@ -48,7 +48,8 @@ def weights_file(folder: Path, sha256: str) -> Path:
 
 def write_card(card: ModelCard, folder: Path) -> None:
     """Write `card.json`; the weights are expected in the same folder, see `weights_file`."""
-    (folder / CARD_FILE).write_text(_text({"schema": _SCHEMA, **_plain(card)}), encoding="utf-8")
+    text = _text({"schema": _SCHEMA, **plain_entries(card)})
+    (folder / CARD_FILE).write_text(text, encoding="utf-8")
 
 
 def card_digest(card: ModelCard) -> str:
@@ -56,14 +57,14 @@ def card_digest(card: ModelCard) -> str:
 
     Weights count by their content: it does not matter where the model lies.
     """
-    return hashlib.sha256(_text(_plain(card, _NO_LABEL)).encode()).hexdigest()
+    return hashlib.sha256(_text(plain_entries(card, _NO_LABEL)).encode()).hexdigest()
 
 
 def _text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def _plain(value: Any, left_out: frozenset[str] = frozenset()) -> Any:
+def plain_entries(value: Any, left_out: frozenset[str] = frozenset()) -> Any:
     """Return a value of a card as JSON knows it; fields with their default value are left out.
 
     A field that is added to the card later thus leaves the digests of present cards as they are.
@@ -75,7 +76,7 @@ def _plain(value: Any, left_out: frozenset[str] = frozenset()) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         is_weights = isinstance(value, Weights)
         entries = {
-            field.name: _plain(getattr(value, field.name), left_out)
+            field.name: plain_entries(getattr(value, field.name), left_out)
             for field in fields(value)
             if field.name not in left_out
             and not (is_weights and field.name == "file")
@@ -84,7 +85,7 @@ def _plain(value: Any, left_out: frozenset[str] = frozenset()) -> Any:
         kind = type(value).__name__
         return {"class": kind, **entries} if is_weights or kind in _ALTERNATIVES else entries
     if isinstance(value, list | tuple):
-        return [_plain(entry, left_out) for entry in value]
+        return [plain_entries(entry, left_out) for entry in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)  # the same number has the same digest, however a reader came to it
     return dict(value) if isinstance(value, Mapping) else value  # a network's arguments as they are
@@ -141,12 +142,6 @@ def make_card(entries: Mapping[str, Any], file: str, **fields: Any) -> ModelCard
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
     card: ModelCard = _validated(ModelCard, {**document, **fields}, file)
     return card
-
-
-def plain_entries(card: ModelCard) -> dict[str, Any]:
-    """Return a card as plain data, as `card.json` has it; defaults are left out."""
-    entries: dict[str, Any] = _plain(card)
-    return entries
 
 
 def _constructor(folder: Path, file: str = CARD_FILE) -> Callable[[dict[str, Any]], Any]:

@@ -331,13 +331,12 @@ def _intensity(volume: Volume, checks: Checks) -> str | None:
 
 def _axes(values: tuple[float, float, float], limits: Range | None) -> str | None:
     """Return a description of an implausible length along an axis, None if all are plausible."""
-    for value in values if limits is not None else ():
+    if limits is None:
+        return None
+    for value in values:
         # with tolerance: 5 mm may be stored as 4.9999999
-        if limits is not None and not (
-            limits.holds(value)
-            or math.isclose(value, limits.low, rel_tol=1e-4)
-            or math.isclose(value, limits.high, rel_tol=1e-4)
-        ):
+        ends = (math.isclose(value, end, rel_tol=1e-4) for end in (limits.low, limits.high))
+        if not (limits.holds(value) or any(ends)):
             return f"{value:.4g} mm along an axis, {_outside(limits)}"
     return None
 

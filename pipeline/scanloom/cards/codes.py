@@ -195,6 +195,7 @@ _SAME: Final[Mapping[str, str]] = {
     "ivc": "inferior vena cava",
     "kideny": "kidney",  # so spelled in a bundle of the zoo
     "kidneys": "kidney",
+    "l": "left",  # AAPM TG-263: Kidney_L
     "lat": "lateral",
     "lh": "left",
     "lungs": "lung",
@@ -202,6 +203,7 @@ _SAME: Final[Mapping[str, str]] = {
     "myocardium": "heart",
     "neoplasm": "tumor",
     "oesophagus": "esophagus",
+    "r": "right",
     "rh": "right",
     "rv": "right ventricle",
     "tumour": "tumor",
@@ -329,8 +331,6 @@ def coded_structure(
 def _exact_names() -> Mapping[str, Coding]:
     """Return the codes of TotalSegmentator's structures, by label."""
     file = Path(__file__).with_name("codes.json")
-    if not file.is_file():  # before docs/write_totalsegmentator.py has written it
-        return {}
     codes = json.loads(file.read_text(encoding="utf-8"))["codes"]
     return {
         slug(name): Coding(

@@ -245,9 +245,11 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
     names = [card.name for card in cards]
     _check_names(names, relations)
     for name, result in relations.results.items():
+        if result.side is None:
+            continue
         try:
             for structure in cards[names.index(result.model)].structures:
-                _ = structure if result.side is None else sided(structure, result.side)
+                sided(structure, result.side)
         except ValueError as exc:
             raise WorkflowError(("results", name), str(exc)) from exc
     for name, models in relations.ensembles.items():

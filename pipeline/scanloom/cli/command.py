@@ -217,7 +217,8 @@ def _text(value: Any) -> str:
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return os.path.expanduser(value) if str(value).startswith("~/") else str(value)  # noqa: PTH111
+    text = str(value)
+    return os.path.expanduser(text) if text.startswith("~/") else text  # noqa: PTH111  # no errors
 
 
 PANEL = "General"
@@ -355,10 +356,11 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(getattr(error, "message", None), str):  # click.UsageError, vendored by typer
-            error.message = clean(error.message.replace(_PREFIX, ""))  # type: ignore[attr-defined]
-            _name_source(error)
-            _translate(error)
+        usage: Any = error
+        if isinstance(getattr(usage, "message", None), str):  # click.UsageError, vendored by typer
+            usage.message = clean(usage.message.replace(_PREFIX, ""))
+            _name_source(usage)
+            _translate(usage)
         raise
 
 

@@ -163,7 +163,7 @@ def _prepare_streams() -> None:
             sys.stdout.detach(), encoding, "backslashreplace", line_buffering=lines
         )
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # for good
     elif isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")
 
@@ -510,7 +510,7 @@ def report_new_key(key: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if not existed and os.path.exists(file):  # noqa: PTH110
+        if not existed and os.path.exists(file):  # noqa: PTH110  # as above
             advice = "Back it up: case ids depend on it."
             say(f"scanloom: created a new key in {file}. {advice}", err=True)
 

@@ -166,15 +166,10 @@ InputOption = Annotated[
     typer.Option("--input", "-i", metavar="PATH", help="The same as PATH; may be repeated."),
 ]
 ArchivesOption = Annotated[bool, _shared("archives")]
-OutOption = Annotated[
-    Path,
-    typer.Option("--out", "-o", metavar="DIR", parser=values.output_folder, help="Output folder."),
-]
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Exit with 1 if any series failed or was skipped."),
 ]
-ReplaceOption = Annotated[bool, _shared("replace")]
 
 
 def given_paths(paths: list[Path] | None, more: list[Path] | None) -> list[Path]:
@@ -251,20 +246,28 @@ class WorkflowOptions:
         return given_paths(self.paths, self.input)
 
 
+def folder_option(
+    text: str, name: str = "--out", metavar: str = "DIR", envvar: str | None = None
+) -> Any:
+    """Return the option -o for a folder that is written: the name of a file is refused."""
+    parser = values.output_folder
+    return typer.Option(name, "-o", metavar=metavar, envvar=envvar, parser=parser, help=text)
+
+
 @dataclass(frozen=True)
 class OutOptions:
     """The output folder."""
 
     panel: ClassVar[str] = "Output"
 
-    out: OutOption = DEFAULT_OUT
+    out: Annotated[Path, folder_option("Output folder.")] = DEFAULT_OUT
 
 
 @dataclass(frozen=True)
 class RunOutputOptions(OutOptions):
     """Folder of a run's results, and results that are made again."""
 
-    replace: ReplaceOption = False
+    replace: Annotated[bool, _shared("replace")] = False
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry all failed cases.")
     ] = False

@@ -30,7 +30,7 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
 
     known = shipped_workflows()
     is_folder = os.path.isdir(name)  # noqa: PTH112 False where Path.is_dir() raises
-    is_file = not is_folder and os.path.exists(name)  # noqa: PTH110
+    is_file = not is_folder and os.path.exists(name)  # noqa: PTH110  # likewise
     # Before the name is looked up: of two swapped arguments both exist, and neither error helps
     swapped = [str(path) for path in paths if _names_workflow(path, known)]
     if swapped and not _names_workflow(Path(name), known):

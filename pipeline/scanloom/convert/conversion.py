@@ -32,14 +32,14 @@ from scanloom.convert.files import NO_OPTIONS
 from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.convert.readers import find_reader, source_folders
 from scanloom.convert.weights import MAX_WEIGHTS, convert_weights
-from scanloom.core import Reason, ScanError, user_cache_folder
+from scanloom.core import Reason, ScanError, format_bytes, user_cache_folder
 from scanloom.core.process import lock_file
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed
 from scanloom.io.system.scratch_folders import make_locked_folder, scratch_errors
 from scanloom.own_python import is_ours, make_private_folder
 
-_SCHEMA: Final = 4
+_SCHEMA: Final = 5
 """Increased when a reader makes another card of the same files: models are then converted again."""
 _SOURCES_FILE: Final = "sources.json"
 """Record of a conversion: the files that it was made of, and its weights."""
@@ -270,13 +270,15 @@ def convert_model(source: Path, options: Mapping[str, str], out: Path) -> None:
     sizes = [size for root in source_folders(source) for _, size, *_ in _signature(root)]
     memory = MEMORY_BYTES + COPIES * min(max(sizes, default=0), MAX_WEIGHTS)
     limits = SandboxLimits(memory, SILENCE_S, TOTAL_S)
+    # native code that gets no memory ends its process, too
+    crashed = f"to read it crashes the reader, which may take {format_bytes(memory)}"
     try:
         run_sandboxed(convert_job, source, dict(options), out, limits=limits, modules=IMPORTED_ONCE)
     except ScanError as exc:
         ours = {
             Reason.TOO_LARGE: (Reason.MODEL_UNSAFE, "to read it takes more memory than a model"),
             Reason.DECODE_TIMEOUT: (Reason.MODEL_UNSAFE, "to read it takes more work than a model"),
-            Reason.DAMAGED: (Reason.MODEL_DAMAGED, "to read it crashes the reader"),
+            Reason.DAMAGED: (Reason.MODEL_DAMAGED, crashed),
         }
         if exc.reason not in ours:
             raise

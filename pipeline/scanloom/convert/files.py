@@ -25,6 +25,8 @@ One that was downloaded has it; it is optional."""
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 """Of a model that has no options."""
 
+_LICENSES: Final = (("Apache License", "Apache-2.0"), ("MIT License", "MIT"))
+"""Phrases in texts of licences, and the licences' SPDX identifiers."""
 TORCHSCRIPT: Final = (
     "TorchScript and exported programs would run. Save the weights of the network by "
     "`torch.save(torch.jit.load(FILE).state_dict(), 'model.pt')`, and let the bundle load these"
@@ -59,8 +61,11 @@ def find_file(folder: Path, name: str) -> Path | None:
     Raises
     ------
     ScanError
-        MODEL_UNSAFE if a link leads out of the folder: its target is not part of the bundle.
+        MODEL_UNSAFE if the path or a link leads out of the folder: what is there is not part of the
+        bundle.
     """
+    if name.startswith("/") or ".." in name.split("/"):
+        raise unsafe(f"{truncate(name)} is outside the bundle")
     file = folder / name
     try:
         if not file.is_file():
@@ -99,6 +104,16 @@ def read_text(folder: Path, name: str) -> str:
         return read_bytes(file, name).decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise damaged(f"{name} is not UTF-8 text") from exc
+
+
+def read_license(folder: Path) -> str:
+    """Return the licence (SPDX) that a model's LICENSE file names, "see" it, or "unknown"."""
+    for name in ("LICENSE", "docs/license.txt"):
+        if find_file(folder, name) is not None:
+            text = read_text(folder, name)
+            named = (spdx for phrase, spdx in _LICENSES if phrase in text)
+            return next(named, f"see {name.rpartition('/')[2]}")
+    return "unknown"
 
 
 def read_bytes(file: Path, name: str) -> bytes:

@@ -20,12 +20,13 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from scanloom.cards import card
 from scanloom.cards.codes import coded_structure, color_by_code
 from scanloom.convert.download.addresses import BRAINCHOP_MODELS
-from scanloom.convert.files import damaged, find_file, read_json, read_text, unsafe, unsupported
+from scanloom.convert.files import damaged, find_file, read_json, read_license, unsafe, unsupported
+from scanloom.convert.monai.metadata import parse
 from scanloom.convert.weights import FLOAT32_KEY, ForeignWeights, find_weights
 from scanloom.core import Reason, ScanError, Structure, printable, slug
 
@@ -43,7 +44,6 @@ _PUBLISHED_SAFETENSORS: Final[Mapping[str, str]] = {
 """SHA-256 of brainchop's weights as safetensors; `BRAINCHOP_MODELS` has those of layer models."""
 _MAX_WEIGHTS: Final = 64 << 20
 """Largest file of weights; brainchop's largest has 800 kB."""
-_LICENSES: Final = (("MIT License", "MIT"), ("Apache License", "Apache-2.0"))
 _AS_CODED: Final = {"ventricle": "brain ventricle"}
 """Names that mean a part of the brain here, by the name under which codes are looked up."""
 _BUNDLE_CONFIG, _METADATA = "configs/inference.json", "configs/metadata.json"
@@ -171,18 +171,16 @@ def _arrays(network: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ..
     return tuple(arrays)
 
 
-def read_license(folder: Path) -> str:
-    """Return the licence (SPDX) of a folder's LICENSE file, else "unknown"."""
-    text = read_text(folder, "LICENSE") if find_file(folder, "LICENSE") is not None else ""
-    return next((spdx for phrase, spdx in _LICENSES if phrase in text), "unknown")
-
-
 class LabelFields(BaseModel, frozen=True):
     """An entry of `labels.json`."""
 
     number: int = Field(ge=0)
     name: str = Field(min_length=1, max_length=64)
     color: tuple[int, int, int] | None = None
+
+
+class _Labels(RootModel[list[LabelFields]]):
+    """`labels.json`."""
 
 
 class Colormap(BaseModel, frozen=True):
@@ -404,7 +402,15 @@ def read_layers_model(folder: Path) -> tuple[dict[str, Any], str]:
     file = group.paths[0]
     image, convolutions, activation = _read_chain(chain)
     network = _network(image, convolutions, activation)
-    _check_manifest(group.weights, convolutions, image)
+    # the file is a row of numbers, which only their order tells apart: kernels, channels last
+    names = [
+        f"{layer.name}/{part}"
+        for layer in convolutions
+        for part in ("kernel", "bias")[: 1 + layer.use_bias]
+    ]
+    shapes = [(*s[2:], s[1], s[0]) if len(s) > 1 else s for _, s in _arrays(network)]
+    if [(each.name, each.shape) for each in group.weights] != [*zip(names, shapes, strict=True)]:
+        raise damaged("the weightsManifest does not fit the layers")
     if PurePosixPath(file).name != file or file in (".", ".."):
         raise unsafe(f"{MODEL_FILE} names weights outside its folder")
     return network, file
@@ -462,22 +468,6 @@ def _network(image: int, convolutions: Sequence[_Convolution], activation: str) 
         "bias": hidden[0].use_bias,
         "classifier_bias": last.use_bias,
     }
-
-
-def _check_manifest(
-    tensors: Sequence[_Tensor], convolutions: Sequence[_Convolution], image: int
-) -> None:
-    """Refuse a manifest (MODEL_DAMAGED) whose tensors are not those of the layers, in order."""
-    expected: list[tuple[str, tuple[int, ...]]] = []
-    channels = image
-    for layer in convolutions:
-        expected.append((f"{layer.name}/kernel", (*layer.kernel_size, channels, layer.filters)))
-        if layer.use_bias:
-            expected.append((f"{layer.name}/bias", (layer.filters,)))
-        channels = layer.filters
-    # the file is a row of numbers, which only their order tells apart
-    if [(tensor.name, tensor.shape) for tensor in tensors] != expected:
-        raise damaged("the weightsManifest does not fit the layers")
 
 
 class _Normalise(BaseModel, frozen=True):
@@ -558,11 +548,8 @@ def read_meshnet_folder(folder: Path) -> card.ModelCard:
     ScanError
         MODEL_DAMAGED if a file is missing or malformed.
     """
-    config = _validated(_Config, read_json(folder, _CONFIG), _CONFIG)
-    try:
-        labels = TypeAdapter(list[LabelFields]).validate_python(read_json(folder, _LABELS))
-    except ValidationError as exc:
-        raise damaged(f"{_LABELS} is malformed") from exc
+    config = parse(_Config, read_json(folder, _CONFIG), _CONFIG)
+    labels = parse(_Labels, read_json(folder, _LABELS), _LABELS).root
     if len(config.bias) != len(config.dilations) + 1 or len(set(config.bias[:-1])) != 1:
         raise unsupported(f"{_CONFIG} has a bias in some layers only")
     known = RECIPES.get(config.name)
@@ -596,7 +583,7 @@ def _read_colormap(folder: Path, classes: int) -> tuple[Structure, ...]:
     """Return the structures of the colormap that names all classes of the network."""
     names = sorted(path.name for path in folder.glob(_COLORMAPS))
     # of a folder with many, the first ones: each is a file to be read
-    colormaps = [_validated(Colormap, read_json(folder, name), name) for name in names[:10]]
+    colormaps = [parse(Colormap, read_json(folder, name), name) for name in names[:10]]
     fitting = [each for each in colormaps if len(each.labels) == classes]
     if not fitting:
         raise damaged(f"no colormap names the network's {classes} classes")
@@ -604,12 +591,3 @@ def _read_colormap(folder: Path, classes: int) -> tuple[Structure, ...]:
         return make_structures(fitting[0].fields, classes)
     except ValueError as exc:
         raise damaged("the colormap's lists differ in length") from exc
-
-
-def _validated(kind: type[Document], value: Any, name: str) -> Document:
-    """Return a parsed document; MODEL_DAMAGED, with the first key, if it has another form."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as exc:
-        key = ".".join(str(entry) for entry in exc.errors()[0]["loc"])
-        raise damaged(f"{name}: {key} is missing or invalid") from exc

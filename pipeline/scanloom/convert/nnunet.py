@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from scanloom.cards import card
 from scanloom.cards.codes import coded_structure, color_by_code
@@ -25,8 +25,8 @@ from scanloom.convert.files import (
     unsafe,
     unsupported,
 )
-from scanloom.convert.monai.metadata import Text
-from scanloom.convert.weights import find_weights, load_torch
+from scanloom.convert.monai.metadata import Text, modality_of, parse
+from scanloom.convert.weights import NNUNET_KEY, find_weights, load_torch
 from scanloom.core import Flag, Reason, ScanError, Structure, counted, slug
 
 MAX_CHAIN: Final = 20
@@ -38,7 +38,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=65535)]
 Axis = Annotated[int, Field(ge=0, le=2)]
-T = TypeVar("T", bound=BaseModel)
 
 _NETWORKS: Final = ("PlainConvUNet", "ResidualEncoderUNet")
 _ACTIVATIONS: Final = {"LeakyReLU": 0.01, "ReLU": 0.0}
@@ -127,12 +126,13 @@ class Plans(Fields):
     transpose_forward: tuple[Axis, Axis, Axis]
     transpose_backward: tuple[Axis, Axis, Axis]
     label_manager: str = "LabelManager"
-    foreground_intensity_properties_per_channel: dict[str, Intensity] = {}
-    foreground_intensity_properties_by_modality: dict[str, Intensity] = {}
+    # as `Intensity`; of channels without foreground they are NaN, and then seldom needed
+    foreground_intensity_properties_per_channel: dict[str, Any] = {}
+    foreground_intensity_properties_by_modality: dict[str, Any] = {}
     configurations: dict[str, dict[str, Any]]
 
     @property
-    def intensities(self) -> Mapping[str, Intensity]:
+    def intensities(self) -> Mapping[str, Any]:
         """Intensities of each channel, by its index as text."""
         return (
             self.foreground_intensity_properties_per_channel
@@ -218,27 +218,6 @@ def _check(configuration: Configuration) -> None:
         raise unsupported(detail)
 
 
-def parse(kind: type[T], entries: Any, name: str) -> T:
-    """Return entries of a JSON file as an object.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED, naming the first entry that is missing or invalid; MODEL_NETWORK for an
-        argument that a network does not have here.
-    """
-    try:
-        return kind.model_validate(entries)
-    except ValidationError as exc:
-        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        location = ".".join(str(key) for key in first["loc"])
-        if first["type"] == "extra_forbidden":
-            detail = f"{name}: the argument {truncate(location)} is not supported"
-            raise ScanError(Reason.MODEL_NETWORK, detail) from exc
-        problem = "is missing" if first["type"] == "missing" else "is invalid"
-        raise damaged(f"{name}: {truncate(location)} {problem}") from exc
-
-
 class _Known(Fields):
     """Arguments of a network: others are refused, since they may change it."""
 
@@ -306,7 +285,8 @@ def describe_network(configuration: Configuration, inputs: int, outputs: int) ->
     if name not in _NETWORKS:
         detail = f"the network {truncate(architecture.network_class_name)!r}"
         raise ScanError(Reason.MODEL_NETWORK, f"{detail} is not one of {', '.join(_NETWORKS)}")
-    options = parse(_Arguments, architecture.arch_kwargs, "plans.json: architecture")
+    arguments, where = architecture.arch_kwargs, "plans.json: architecture"
+    options = parse(_Arguments, arguments, where, Reason.MODEL_NETWORK)
     dimensions: Literal[2, 3] = 3 if len(configuration.patch_size) == 3 else 2
     if options.conv_op.rpartition(".")[2] != f"Conv{dimensions}d":
         detail = f"the convolution {truncate(options.conv_op)!r} of a {dimensions}-D model"
@@ -413,10 +393,11 @@ def _slope(options: _Arguments) -> float | None:
 _BEST: Final = "checkpoint_best.pth"
 CHECKPOINTS: Final = ("checkpoint_final.pth", _BEST)
 _FOLD: Final = re.compile(r"fold_\d+", re.ASCII)
+_DATASET: Final = re.compile(r"Dataset\d{3,}_.+")
+_SCORES: Final = re.compile(r"decoder\.seg_layers\.\d+\.bias$", re.ASCII)
+"""Names of the layers of nnU-Net's networks that give scores."""
 MAX_FOLDS: Final = 100
 """Most folds of a model; nnU-Net trains five."""
-WEIGHTS_KEY: Final = "network_weights"
-"""Entry of a checkpoint that holds the state dict."""
 _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
 """Readers that take voxels as a file stores them, whatever their direction."""
 _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
@@ -424,16 +405,6 @@ _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
 # of nnU-Net, by which a constant channel is divided
 SMALLEST_DIVISOR: Final = 1e-8
 
-_MODALITIES: Final = {
-    "CT": ("ct", "cta", "cbct", "hu"),
-    "PT": ("pt", "pet", "suv", "fdg"),
-    "NM": ("nm", "spect"),
-    "MR": (
-        *("mr", "mri", "t1", "t1w", "t1c", "t1ce", "t1gd", "t1n", "t1wce", "t2", "t2w", "t2f"),
-        *("t2s", "flair", "dwi", "adc", "swi", "tof", "mra", "dce", "dixon", "pdw", "dti", "bold"),
-    ),
-}
-"""Words in the names of channels that state a modality."""
 MAX_LABELS: Final = 1000
 """Most labels of a model; TotalSegmentator's largest has 118."""
 Label = Annotated[int, Field(ge=0, le=65535)]
@@ -458,8 +429,8 @@ _TRAINER: Final = re.compile(
 
 
 def is_nnunet(folder: Path) -> bool:
-    """Return whether a folder is a model of nnU-Net v2, or holds some."""
-    return _is_model(folder) or bool(_models_in(folder))
+    """Return whether a folder is a model of nnU-Net v2, a dataset of some, or holds one dataset."""
+    return bool(_models_in(folder))
 
 
 def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.ModelCard:
@@ -469,8 +440,8 @@ def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     ----------
     folder : Path
         Contains `plans.json`, `dataset.json` and `fold_*/checkpoint_final.pth`; or one folder with
-        these (`DatasetNNN_NAME/TRAINER__PLANS__CONFIGURATION`). The first stage of a cascade is
-        expected next to it.
+        these (`DatasetNNN_NAME/TRAINER__PLANS__CONFIGURATION`); or one such dataset. The first
+        stage of a cascade is expected next to it.
     options : mapping
         "configuration" chooses a model of a folder with several; "folds" are numbers of folds,
         joined by +, or "all" for the one trained on all data; "postprocessing=yes" keeps the
@@ -507,10 +478,17 @@ def _is_model(folder: Path) -> bool:
 
 
 def _models_in(folder: Path) -> list[Path]:
+    """Return the models of a dataset's folder, or of the only dataset in a folder; or itself."""
     try:
-        return sorted(entry for entry in folder.glob("*__*__*") if _is_model(entry))
+        datasets = [entry for entry in folder.iterdir() if _DATASET.fullmatch(entry.name)]
+        own, *others = (
+            [each] if _is_model(each) else sorted(filter(_is_model, each.glob("*__*__*")))
+            for each in (folder, *datasets)
+        )
     except OSError:
         return []
+    present = [models for models in others if models]
+    return own or (present[0] if len(present) == 1 else [])
 
 
 def _only_model(folder: Path, configuration: str | None) -> Path:
@@ -547,6 +525,9 @@ def _read(
     if len(checkpoint.trainer) > 128 or not _TRAINER.fullmatch(checkpoint.trainer):
         # its class may change the network or its processing
         raise unsupported(f"the trainer {truncate(checkpoint.trainer)!r}")
+    if checkpoint.outputs not in (None, dataset.outputs):
+        detail = f"dataset.json describes a network of {counted(dataset.outputs, 'output')}"
+        raise damaged(f"{detail}, and that of the checkpoint has {checkpoint.outputs}")
     configuration = read_configuration(plans, checkpoint.configuration)
     stage = _stage(folder, checkpoint, configuration, dataset, later)
     inputs = len(dataset.channels) + (len(dataset.foreground) if stage else 0)
@@ -603,11 +584,12 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], 
         files = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
         file = next((file for file in files if file is not None), None)
         if file is None:
-            raise damaged(f"{truncate(fold)} has no {CHECKPOINTS[0]}")
+            others = "; FOLDER:folds=0+1 leaves out folds" if len(folds) > 1 else ""
+            raise damaged(f"{truncate(fold)} has no {CHECKPOINTS[0]}{others}")
         checkpoints.append(read_checkpoint(file))  # before its digest, which reads the whole file
-        weights.append(find_weights(file, WEIGHTS_KEY, f"the checkpoint of {fold}"))
-    if len({checkpoint.configuration for checkpoint in checkpoints}) > 1:
-        raise damaged("the folds are of different configurations")
+        weights.append(find_weights(file, NNUNET_KEY, f"the checkpoint of {fold}"))
+    if len({(each.configuration, each.outputs) for each in checkpoints}) > 1:
+        raise damaged("the folds are of different configurations, or have different classes")
     return tuple(weights), checkpoints[0]
 
 
@@ -623,11 +605,14 @@ class Checkpoint:
         Configuration of the plans: "2d", "3d_fullres".
     mirror : tuple of int
         Axes along which mirroring is allowed.
+    outputs : int or None
+        Channels of the network's output; None for another network than nnU-Net's.
     """
 
     trainer: str
     configuration: str
     mirror: tuple[int, ...]
+    outputs: int | None
 
 
 def read_checkpoint(file: Path) -> Checkpoint:
@@ -647,12 +632,14 @@ def read_checkpoint(file: Path) -> Checkpoint:
     mirror = content.get("inference_allowed_mirroring_axes") or ()
     if not isinstance(trainer, str) or not isinstance(configuration, str):
         raise damaged("the checkpoint does not name its trainer and configuration")
-    if not isinstance(content.get(WEIGHTS_KEY), dict):
-        raise ScanError(Reason.MODEL_WEIGHTS, f"the checkpoint has no {WEIGHTS_KEY}")
+    if not isinstance(content.get(NNUNET_KEY), dict):
+        raise ScanError(Reason.MODEL_WEIGHTS, f"the checkpoint has no {NNUNET_KEY}")
     axes = tuple(mirror) if isinstance(mirror, tuple | list) else (-1,)
     if not all(type(axis) is int and 0 <= axis <= 2 for axis in axes) or len({*axes}) < len(axes):
         raise damaged("the checkpoint's mirrored axes are not axes")
-    return Checkpoint(trainer, configuration, axes)
+    layers = (v for name, v in content[NNUNET_KEY].items() if _SCORES.search(str(name)))
+    outputs = next((int(v.shape[0]) for v in layers if getattr(v, "shape", ())), None)
+    return Checkpoint(trainer, configuration, axes, outputs)
 
 
 def _stage(
@@ -715,12 +702,10 @@ def _normalization(
     """Return the steps of a normalisation scheme of nnU-Net."""
     match scheme:
         case "CTNormalization":
-            density = plans.intensities.get(str(channel))
-            if density is None:
-                raise damaged(f"plans.json: no foreground intensities of channel {channel}")
+            where = f"plans.json: foreground intensities of channel {channel}"
+            density = parse(Intensity, plans.intensities.get(str(channel)), where)
             if density.percentile_00_5 > density.percentile_99_5:
-                detail = f"plans.json: foreground intensities of channel {channel} are reversed"
-                raise damaged(detail)
+                raise damaged(f"{where} are reversed")
             divisor = max(density.std, SMALLEST_DIVISOR)
             return (
                 card.Clip(density.percentile_00_5, density.percentile_99_5),
@@ -856,12 +841,6 @@ def read_dataset(folder: Path) -> ChannelsAndLabels:
     )
 
 
-def modality_of(name: str) -> str | None:
-    """Return the modality that a channel's name states, None if it states none."""
-    terms = set(re.findall(r"[a-z0-9]+", name.lower()))
-    return next((m for m, known in _MODALITIES.items() if terms & set(known)), None)
-
-
 def _channel_names(names: dict[str, str]) -> tuple[str, ...]:
     """Return the names of the channels in the order of their indices."""
     if sorted(names) != sorted(str(n) for n in range(len(names))) or not names:
@@ -932,8 +911,7 @@ def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ..
 def read_cleaning(folder: Path) -> tuple[card.KeepLargest, ...]:
     """Return the cleaning that nnU-Net determined for a model's folds.
 
-    nnU-Net itself applies it only by a separate command. Of components of equal size, nnU-Net keeps
-    all, and scanloom one.
+    nnU-Net itself applies it only by a separate command.
 
     Raises
     ------

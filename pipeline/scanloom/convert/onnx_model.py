@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 import yaml
-from pydantic import ValidationError
 
 from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Weights
 from scanloom.cards.card_file import make_card, plain_entries
@@ -20,7 +19,7 @@ from scanloom.cards.codes import color_by_code
 from scanloom.cards.networks import ONNX_GRAPH, Layout
 from scanloom.convert.files import damaged, find_file, truncate, unsupported
 from scanloom.convert.monai.config import read_file
-from scanloom.convert.monai.metadata import StructureFields
+from scanloom.convert.monai.metadata import StructureFields, parse
 from scanloom.convert.monai.network import make_structure
 from scanloom.convert.onnx_file import MAX_BYTES, OnnxFile, Port, read_graph, with_external
 from scanloom.convert.weights import ONNX_KEY, find_weights
@@ -101,11 +100,7 @@ def _structures(entries: Any) -> tuple[Structure, ...]:
         own = fields.pop("label", None) if isinstance(fields, dict) else None
         if not (own is None or (isinstance(own, str) and is_slug(own))):
             raise damaged(f"{CARD_YAML}: structures.{number}.label is invalid")
-        try:
-            known = StructureFields.model_validate(fields)
-        except ValidationError as exc:
-            where = ".".join(map(str, exc.errors(include_url=False)[0]["loc"]))
-            raise damaged(f"{CARD_YAML}: structures.{number}.{truncate(where)} is invalid") from exc
+        known = parse(StructureFields, fields, f"{CARD_YAML}: structures.{number}")
         if known.name is None:
             raise damaged(f"{CARD_YAML}: structures.{number}.name is missing")
         structure = make_structure(known.name, number, {slug(known.name): known})
@@ -259,7 +254,7 @@ def card_like(card: ModelCard) -> str:
     """
     if card.parts or card.stage or card.folds:
         raise unsupported(f"{card.name} has several networks, and an ONNX model has one")
-    entries = plain_entries(card)
+    entries: dict[str, Any] = plain_entries(card)
     for key in (*_OF_THE_GRAPH, *_OTHER_NETWORKS, "precisions"):  # a graph has its own
         entries.pop(key, None)
     structures = {

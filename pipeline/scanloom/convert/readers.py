@@ -26,14 +26,14 @@ class ModelReader:
     read : callable
         Returns the `ModelCard` of a folder, with the weights as they are there, or raises
         ScanError. Runs no code from the folder.
-    read_with : callable, optional
-        Likewise, with the model's options, for formats that have any.
+    has_options : bool
+        Whether it takes the model's options, too.
     """
 
     name: str
     accepts: Callable[[Path], bool]
-    read: Callable[[Path], ModelCard]
-    read_with: Callable[[Path, Mapping[str, str]], ModelCard] | None = None
+    read: Callable[..., ModelCard]
+    has_options: bool = False
 
 
 def readers() -> Iterator[ModelReader]:
@@ -50,10 +50,9 @@ def readers() -> Iterator[ModelReader]:
     yield ModelReader(
         "MONAI bundle with a MeshNet", meshnet.is_known_bundle, meshnet.read_known_bundle
     )
-    yield ModelReader("MONAI bundle", bundle.is_bundle, bundle.read_bundle, bundle.read_bundle)
+    yield ModelReader("MONAI bundle", bundle.is_bundle, bundle.read_bundle, has_options=True)
     yield ModelReader("TotalSegmentator", total.is_totalsegmentator, total.read_totalsegmentator)
-    yield ModelReader("nnU-Net v2 model", nnunet.is_nnunet, nnunet.read_nnunet, nnunet.read_nnunet)
-    yield ModelReader("nnU-Net v2 datasets", total.is_dataset_folder, total.read_dataset_folder)
+    yield ModelReader("nnU-Net v2 model", nnunet.is_nnunet, nnunet.read_nnunet, has_options=True)
     yield ModelReader(
         "TensorFlow.js layer model", meshnet.is_layers_model, meshnet.read_layers_folder
     )
@@ -78,8 +77,10 @@ def no_reader_error(folder: Path, detail: str) -> ScanError:
     from scanloom.convert.unread import unread_error
 
     if within := _models_within(folder):
-        several = f"{len(within)} models are in folders of this one; give one of them"
-        return ScanError(Reason.MODEL_UNKNOWN, several, str(folder))
+        where = f"{len(within)} models are in folders of this one; give one of them"
+        if len(within) == 1:
+            where = f"the model is in its folder {printable(within[0].name)}; give that one"
+        return ScanError(Reason.MODEL_UNKNOWN, where, str(folder))
     formats = ", ".join(reader.name for reader in readers())
     unknown = ScanError(Reason.MODEL_UNKNOWN, f"{detail} ({formats})", str(folder))
     return unread_error(folder) or unknown
@@ -162,7 +163,7 @@ def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCa
         raise no_reader_error(folder, "this folder is not a model")
     if not options:
         return reader.read(folder)
-    if reader.read_with is None:
+    if not reader.has_options:
         raise ScanError(Reason.MODEL_UNKNOWN, f"a {reader.name} has no options")
-    card = reader.read_with(folder, options)
+    card = reader.read(folder, options)
     return replace(card, name=variant_name(card.name, options))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -35,17 +34,15 @@ from scanloom.cards.card import (
 )
 from scanloom.convert.download.addresses import CLEANED_BY_SHAPE, TOTALSEGMENTATOR_CLEANED
 from scanloom.convert.files import TASK_FILE, damaged, read_json, truncate, unsupported
-from scanloom.convert.nnunet import is_nnunet, name_structures, read_nnunet
+from scanloom.convert.nnunet import name_structures, read_nnunet
 from scanloom.core import ScanError, Structure, did_you_mean, slug
 
 ATTRIBUTION: Final = (
     "TotalSegmentator (Wasserthal et al., Radiology: Artificial Intelligence 2023, "
     "doi:10.1148/ryai.230024); nnU-Net (Isensee et al., Nature Methods 2021)"
 )
-LICENCES: Final = {
-    False: "Apache-2.0",
-    True: "TotalSegmentator licence (non-commercial use, or a bought licence)",
-}
+LICENSED: Final = "TotalSegmentator licence (non-commercial use, or a bought licence)"
+"""Licence of weights that are given only to holders of one; that of the others is Apache-2.0."""
 _CLEANING: Final[Mapping[str, tuple[Cleaning, ...]]] = {
     "body": (
         KeepLargest((1,), connectivity=6, when="before"),
@@ -57,7 +54,6 @@ _CROPS_SUBSETS: Final = {"total": "total_fastest", "total_mr": "total_mr_fastest
 """Model that crops the scan of a task to the structures that are requested (`roi_subset`)."""
 _SUBSET_MARGIN_MM: Final = 20.0
 _PREFIX: Final = "totalsegmentator_"
-_DATASET: Final = re.compile(r"Dataset(\d{3,})_.+")
 
 
 class TaskDataset(NamedTuple):
@@ -290,7 +286,7 @@ def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
         title=f"TotalSegmentator {mode.task}{resolution}",
         description=f"{len(mode.classes)} structures by {len(parts)} network(s) of nnU-Net",
         intended_use="",
-        license=LICENCES[mode.licensed],
+        license=LICENSED if mode.licensed else "Apache-2.0",
         attribution=ATTRIBUTION,
         channels=(Channel(mode.modality, mode.modality),),
         network=first.network,
@@ -390,24 +386,3 @@ def _structures(card: ModelCard, part: TaskNetwork, mode: Mode) -> tuple[Structu
         raise damaged(f"{part.dataset.folder} has fewer labels than {mode.name}")
     names = [part.classes.get(number, f"auxiliary_{number}") for number in numbers]
     return name_structures(names, numbers)
-
-
-def is_dataset_folder(folder: Path) -> bool:
-    """Return whether a folder holds one dataset of nnU-Net, as other programs ship theirs."""
-    return _only_dataset(folder) is not None
-
-
-def read_dataset_folder(folder: Path) -> ModelCard:
-    """Read the only model of nnU-Net in a folder of datasets; errors as `read_nnunet`."""
-    dataset = _only_dataset(folder)
-    if dataset is None:
-        raise damaged("the folder does not hold one dataset of nnU-Net")
-    return read_nnunet(dataset)
-
-
-def _only_dataset(folder: Path) -> Path | None:
-    try:
-        datasets = [e for e in folder.iterdir() if _DATASET.fullmatch(e.name) and is_nnunet(e)]
-    except OSError:
-        return None
-    return datasets[0] if len(datasets) == 1 else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -34,24 +33,18 @@ ONNX: Final = (
 )
 
 
-@dataclass(frozen=True)
-class _FileFormat:
-    """A format of single files, by their suffixes."""
-
-    suffixes: tuple[str, ...]
-    detail: str
-
-
-_FILES: Final = (
-    _FileFormat((".ts", ".torchscript", ".pt2"), f"this is a network as a program: {TORCHSCRIPT}"),
-    _FileFormat((".onnx",), ONNX),
-    _FileFormat((".h5", ".hdf5", ".keras"), KERAS),
-    _FileFormat(
-        (".engine", ".trt", ".plan"),
-        "this is an engine of TensorRT, for one kind of GPU: give the model that it was built from",
-    ),
-    _FileFormat((".model",), NNUNET_V1),
+_PROGRAM: Final = f"this is a network as a program: {TORCHSCRIPT}"
+_TENSORRT: Final = (
+    "this is an engine of TensorRT, for one kind of GPU: give the model that it was built from"
 )
+_FILES: Final = {
+    **dict.fromkeys((".ts", ".torchscript", ".pt2"), _PROGRAM),
+    ".onnx": ONNX,
+    **dict.fromkeys((".h5", ".hdf5", ".keras"), KERAS),
+    **dict.fromkeys((".engine", ".trt", ".plan"), _TENSORRT),
+    ".model": NNUNET_V1,
+}
+"""Sentences on single files, by their suffixes."""
 _WEIGHTS: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
 WEIGHTS_ALONE: Final = (
     "these are weights alone: nothing states network, spacing, orientation, intensities, windows "
@@ -74,28 +67,20 @@ def unread_error(path: Path) -> ScanError | None:
 def _file_detail(file: Path) -> str:
     """Return the sentence on a file; "" if its format is not known."""
     suffix = file.suffix.lower()
-    if known := next((form.detail for form in _FILES if suffix in form.suffixes), ""):
-        return known
-    if _starts(file, _HDF5):
-        return KERAS
-    if suffix not in _WEIGHTS:
-        return ""
+    if suffix in _FILES:
+        return _FILES[suffix]
     try:
         with file.open("rb") as stream:
-            check_archive(stream)
+            if stream.read(len(_HDF5)) == _HDF5:
+                return KERAS
+            if suffix in _WEIGHTS:
+                check_archive(stream)
+                return WEIGHTS_ALONE
     except ScanError as error:
         return error.detail
     except OSError:
-        return ""
-    return WEIGHTS_ALONE
-
-
-def _starts(file: Path, magic: bytes) -> bool:
-    try:
-        with file.open("rb") as stream:
-            return stream.read(len(magic)) == magic
-    except OSError:
-        return False
+        pass
+    return ""
 
 
 def _folder_detail(folder: Path) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.cards.card import Weights
 from scanloom.cards.card_file import WEIGHTS_FOLDER, weights_file
@@ -38,6 +39,9 @@ FLOAT32_KEY: Final = "float32"
 `ForeignWeights.arrays`, kernels with channels last."""
 ONNX_KEY: Final = "onnx"
 """`ForeignWeights.key` of an ONNX file."""
+NNUNET_KEY: Final = "network_weights"
+"""`ForeignWeights.key` of a checkpoint of nnU-Net, whose networks list most layers two or four
+times: each tensor is stored once."""
 _MAX_HEADER_BYTES: Final = 100_000_000
 """Largest header of a safetensors file, as of the library."""
 _KERNEL_DIMS: Final = 5
@@ -149,7 +153,7 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
         graph = with_external(content, weights.file.parent)
         converted = save({"model": np.frombuffer(graph, np.uint8)})
     elif weights.key == FLOAT32_KEY:
-        converted = _float32_numbers(content, weights.arrays)
+        converted = save(_float32_numbers(content, weights.arrays))
     else:
         converted = _state_dict(content, weights.key, dict(weights.arrays))
     sha256 = hashlib.sha256(converted).hexdigest()
@@ -174,10 +178,10 @@ def _link(file: Path, target: Path, *, inside: bool) -> None:
         shutil.copyfile(file, target)
 
 
-def _float32_numbers(content: bytes, arrays: Sequence[tuple[str, tuple[int, ...]]]) -> bytes:
+def _float32_numbers(
+    content: bytes, arrays: Sequence[tuple[str, tuple[int, ...]]]
+) -> dict[str, NDArray[np.float32]]:
     """Return the numbers of a file of float32, little-endian, as the listed arrays."""
-    from safetensors.numpy import save
-
     if not content or len(content) % 4:
         raise damaged("the model's weights are not a file of float32 numbers")
     numbers = np.frombuffer(content, np.dtype("<f4")).astype(np.float32)
@@ -194,8 +198,7 @@ def _float32_numbers(content: bytes, arrays: Sequence[tuple[str, tuple[int, ...]
             state[name] = np.ascontiguousarray(kernel.transpose(4, 3, 0, 1, 2))
         else:
             state[name] = values
-    converted: bytes = save(state)
-    return converted
+    return state
 
 
 def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int, ...]]) -> bytes:
@@ -219,6 +222,11 @@ def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int,
     if not all(isinstance(k, str) and _is_plain(v) for k, v in data.items()):
         detail = "the weights file's state dict contains values that are not plain tensors"
         raise ScanError(Reason.MODEL_WEIGHTS, detail)
+    if key == NNUNET_KEY:
+        names: dict[Any, str] = {}
+        for k, v in data.items():
+            names.setdefault((v.data_ptr(), v.shape, v.stride()), k)
+        data = {k: data[k] for k in names.values()}
     # before a view of few numbers is written out as many
     check_growth(sum(v.numel() * v.element_size() for v in data.values()), len(content))
     # clones: safetensors refuse tensors that share their numbers

@@ -11,7 +11,8 @@ from scanloom.options import walk_options
 KEYWORDS = frozenset({"model", *(option.name for _, option, _ in walk_options())} - {"models"})
 """Options of the commands that are keywords of `scanloom.segment` or `scanloom.load_volume`."""
 _WITH_VALUE = re.compile(r"`(?:segment )?--([a-z-]+) (\w+)`")
-_OPTION = re.compile(r"(`?)(?:(?<=`)segment )?--([a-z][a-z-]*)\1")
+_OPTION = re.compile(r"`(?!segment )\w[^`]*`|(`?)(?:(?<=`)segment )?--([a-z][a-z-]*)\1")
+"""An option of `segment`; or, without the group, a command of another kind, which is kept."""
 
 
 def in_python(message: str) -> str:
@@ -23,7 +24,7 @@ def in_python(message: str) -> str:
         return f"`{name}={quoted}`" if name in KEYWORDS else text
 
     message = _WITH_VALUE.sub(lambda m: keyword(m[0], m[1], m[2]), message)
-    return _OPTION.sub(lambda m: keyword(m[0], m[2]), message)
+    return _OPTION.sub(lambda m: keyword(m[0], m[2] or ""), message)
 
 
 class ScanError(Exception):

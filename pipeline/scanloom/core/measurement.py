@@ -35,7 +35,8 @@ class Measurement:
     flags : tuple of Flag
         TOUCHES_BORDER, EMPTY, EXPERIMENTAL, OUT_OF_RANGE and the case's flags.
     share : float or None
-        Volume as a share of that of `share_of`, if requested; None of an empty whole.
+        Volume as a share of that of `share_of`, if requested; None of an empty whole, or if a model
+        was not run on one of them (CROP_EMPTY).
     share_of : str or None
         The whole: MODEL/LABEL, several joined by " + ".
     asymmetry : float or None

@@ -246,13 +246,13 @@ def _missing_resource(error: BaseException) -> str:
     last_frame = traceback.extract_tb(error.__traceback__)[-1:]
     if isinstance(error, OSError) and last_frame and _is_in(last_frame[0].filename, "pathlib"):
         return ""  # pathlib raises OSError for any path, not only for a missing home folder
-    modules = [
-        module
+    details = (
+        detail
         for frame in last_frame
-        for module in _MISSING_RESOURCES
+        for module, detail in _MISSING_RESOURCES.items()
         if _is_in(frame.filename, module)
-    ]
-    return _MISSING_RESOURCES[modules[0]] if modules else ""
+    )
+    return next(details, "")
 
 
 def _is_in(filename: str, module: str) -> bool:

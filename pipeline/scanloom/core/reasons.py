@@ -7,11 +7,13 @@ from enum import Enum, unique
 from typing import Literal, Self, get_args
 
 Outcome = Literal["skipped", "ambiguous", "failed"]
-
-
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """Outcomes of a file, series or case that was not used."""
 Subject = Literal["case", "result", "run"]
+
+_LATER = "failed", True
+_OF_RESULT, _OF_RUN = ("failed", False, "result"), ("failed", False, "run")
+"""Further arguments of `Reason`: of one that may pass, and of those whose subject is no case."""
 
 
 @unique
@@ -61,16 +63,13 @@ class Reason(Enum):
     ID_UNKNOWN = "Check the ids, and that --out is the folder they come from"
     COLUMN_UNKNOWN = "Select the column of the ids with --column"
     ID_TAKEN = "Use a separate output folder for each of them"
-    UNREADABLE = ("Check the permissions, the disk and links, then run it again", "failed", True)
+    UNREADABLE = ("Check the permissions, the disk and links, then run it again", *_LATER)
     SLICES_UNREADABLE = (
-        (
-            "Copy these files again or make them readable, or accept their loss with "
-            "`segment --gaps interpolate` or a workflow's `gaps`"
-        ),
-        "failed",
-        True,
+        "Copy these files again or make them readable, or accept their loss with "
+        "`segment --gaps interpolate` or a workflow's `gaps`",
+        *_LATER,
     )
-    SOURCE_CHANGED = ("Wait until its files are complete, then run it again", "failed", True)
+    SOURCE_CHANGED = ("Wait until its files are complete, then run it again", *_LATER)
     SERIES_AMBIGUOUS = (
         "Choose with --series: a # or name of the list, a UID, best or all",
         "ambiguous",
@@ -129,18 +128,15 @@ class Reason(Enum):
     TRUNCATED = "Copy or export it again"
     DAMAGED = "Copy or export the file again"
     ENCRYPTED = "Unpack the archive with its password, and give the folder"
-    DECODE_TIMEOUT = (
-        "Run it again when the machine is less busy, or copy the file again",
-        "failed",
-        True,
-    )
+    DECODE_TIMEOUT = ("Run it again when the machine is less busy, or copy the file again", *_LATER)
     DECODER = "See `scanloom doctor` for the decoders that can be installed"
     PIXEL_TYPE = "Convert it to a grey image of plain, finite numbers"
     ORIENTATION_UNKNOWN = (
         "Specify it with `segment --orientation RAS`, or a workflow's `orientation`"
     )
     TOO_LARGE = (
-        "Crop it, or raise the limit of a scan with `segment --max-size` or a workflow's `max_size`"
+        "Crop it, or raise the limit of a scan with `segment --max-size`, a workflow's `max_size` "
+        "or `load_volume(max_bytes=...)`"
     )
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = (
@@ -163,19 +159,13 @@ class Reason(Enum):
     )
     MODEL_HASH = "A file differs from its checksum: get the model again"
     MODEL_WEIGHTS = "Get the model again, or give the weights that were trained with its network"
-    MODEL_CHANGED = (
-        "Do not change the model's files during a run; run it again",
-        "failed",
-        True,
-        "run",
-    )
+    MODEL_CHANGED = ("Do not change the model's files during a run; run it again", *_LATER, "run")
     MODEL_EXISTS = "Choose another name with --name, or remove the model first"
     LICENCE = "Read the licence; to accept it in a script, add --accept-licence"
     DOWNLOAD = (
         "Check the address, network, proxy and certificates; the next attempt continues. Or add "
         "a folder, a zip file, or the file of `scanloom models bundle` on another machine",
-        "failed",
-        True,
+        *_LATER,
     )
     OFFLINE = (
         "Allow the network, or add a folder, a zip file, or the file of `scanloom models bundle` "
@@ -202,9 +192,9 @@ class Reason(Enum):
         "skipped",
     )
     SAMPLE = "Plan the archive without --sample, or with more of it"
-    LOCKED = ("Wait for the other run in this output folder to end", "failed", True)
-    CLUSTER = ("See `--cluster` in the docs, and the cluster's own log", "failed", True)
-    WORKER_LOST = ("See the cluster's own log", "failed", True)
+    LOCKED = ("Wait for the other run in this output folder to end", *_LATER)
+    CLUSTER = ("See `--cluster` in the docs, and the cluster's own log", *_LATER)
+    WORKER_LOST = ("See the cluster's own log", *_LATER)
     # --- a source ------------------------------------------------------------------------------
     ROW_INVALID = "Give an accession number, a UID or a patient's ID, without wildcards"
     NO_MATCH = "Check the row, or the question: the source has no such study or series"
@@ -214,73 +204,47 @@ class Reason(Enum):
     )
     SOURCE_AWAY = (
         "Check its title, address, port, certificate and credentials, and that it knows our title",
-        "failed",
-        True,
+        *_LATER,
     )
-    NOT_FETCHED = (
-        "Give the same command again: only what is missing is asked for",
-        "failed",
-        True,
-    )
+    NOT_FETCHED = ("Give the same command again: only what is missing is asked for", *_LATER)
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
         "Raise the memory limit, use a machine with more memory, or crop the scan",
-        "failed",
-        True,
+        *_LATER,
     )
     DEVICE_UNAVAILABLE = (
         "See `scanloom doctor`, or use `segment --device cpu` or a workflow's `device: cpu`",
-        "failed",
-        True,
+        *_LATER,
     )
     ENVIRONMENT = (
         "A fault of the machine or its settings, not of a scan: see `scanloom doctor`",
-        "failed",
-        True,
+        *_LATER,
     )
     NOT_INSTALLED = "Install it with the command that is named"
     CASE_TIMEOUT = "Raise the workflow's `time_limit`, or exclude this scan"
     CRASHED = "The case crashed its worker process even when run alone: please report it"
-    WRITE_MISMATCH = ("The written files differ from the result: please report it", "failed", True)
+    WRITE_MISMATCH = ("The written files differ from the result: please report it", *_LATER)
     SCRATCH_FULL = (
         "Free space in the folder for temporary files, or set TMPDIR to another one",
-        "failed",
-        True,
+        *_LATER,
     )
-    DISK_FULL = ("Free space on the output disk, then run it again", "failed", True, "run")
-    OUTPUT_UNWRITABLE = ("Name another folder, or check that this one is writable", "failed", True)
-    KEY_MISMATCH = (
-        "Use the key of this output folder with --key, or another --out",
-        "failed",
-        False,
-        "run",
-    )
+    DISK_FULL = ("Free space on the output disk, then run it again", *_LATER, "run")
+    OUTPUT_UNWRITABLE = ("Name another folder, or check that this one is writable", *_LATER)
+    KEY_MISMATCH = ("Use the key of this output folder with --key, or another --out", *_OF_RUN)
     KEY_DAMAGED = (
         "Restore the key from a copy: with another key, the same scans have other case ids"
     )
-    RESULT_DAMAGED = (
-        "See `scanloom verify`; remove its folder, or use --replace",
-        "failed",
-        False,
-        "result",
-    )
+    RESULT_DAMAGED = ("See `scanloom verify`; remove its folder, or use --replace", *_OF_RESULT)
     OLDER_VERSION = (
         "Written by an older scanloom: use another --out, and segment the scans again",
-        "failed",
-        False,
-        "result",
+        *_OF_RESULT,
     )
-    NEWER_VERSION = (
-        "Written by a newer scanloom: use that version, or another --out",
-        "failed",
-        False,
-        "result",
-    )
+    NEWER_VERSION = ("Written by a newer scanloom: use that version, or another --out", *_OF_RESULT)
     RESULT_FILE = (
         "Use --out with a folder, which takes every result, or a file whose name ends in .nii.gz, "
         ".seg.nrrd or .dcm"
     )
-    STALE = ("Use --replace, or another --out to keep both", "failed", False, "result")
+    STALE = ("Use --replace, or another --out to keep both", *_OF_RESULT)
     GRID_DIFFERS = "Save the labels on the grid of the scan, without resampling"
     LABELS_UNKNOWN = "Use the structures of the case: `segments.json` lists them"
     SERIES_DIFFERS = "Put the scan that was segmented back in its place, or segment this one"
@@ -296,7 +260,7 @@ class Reason(Enum):
     NO_PREDICTION = "Segment its scan, or give the references that were predicted only"
     PAIR_AMBIGUOUS = "Give each label map the name of one case"
     REVIEW_DAMAGED = "Restore the file from a copy; or move it away to begin anew"
-    INTERNAL = ("A bug in scanloom: run with --debug and report it", "failed", True)
+    INTERNAL = ("A bug in scanloom: run with --debug and report it", *_LATER)
 
 
 @unique

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+from scanloom.core.text import counted
+
 MarkStep = Callable[[str], AbstractContextManager[object]]
 """Returns a block that appears in a trace under a name."""
 
@@ -50,7 +52,7 @@ class WindowCount:
     def text(self) -> str:
         """The windows that are done, and of which network."""
         of = f", network {self.network} of {self.networks}" if self.networks > 1 else ""
-        return f"{self.done} of {self.total} window{'s'[: self.total != 1]}{of}"
+        return f"{self.done} of {counted(self.total, 'window')}{of}"
 
 
 class WindowPace:

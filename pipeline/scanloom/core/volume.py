@@ -77,6 +77,12 @@ class Volume:
         array = np.asfortranarray(self.array).view()
         array.flags.writeable = False
         object.__setattr__(self, "array", array)
+        if array.dtype.kind == "f":  # so that it equals voxels in any precision
+            for name in ("padding", "padding_limit"):
+                value = getattr(self, name)
+                with np.errstate(over="ignore"):  # no voxel equals it
+                    rounded = None if value is None else float(array.dtype.type(value))
+                object.__setattr__(self, name, rounded)
 
     def __repr__(self) -> str:
         sections = (self.modality or "modality unknown", self.grid.summary, str(self.array.dtype))

@@ -357,7 +357,7 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
         device, precision = measured[0].site
         execution = request.workflow.execution
         # As many as speed a run up: see `ExecutionSite.concurrent_workers`
-        workers = 1 if device == "cpu" else max(1, len(local_devices(execution)))
+        workers = 1 if device == "cpu" else len(local_devices(execution))
         name = costs_key(request, device, precision)
         costs, start = Costs.load(name), max(0.0, timeline.first_on_device - timeline.began)
         passed = (timeline.last_end - timeline.first_on_device) * workers

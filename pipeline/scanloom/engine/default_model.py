@@ -13,8 +13,6 @@ from scanloom.io.index.series import find_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.read import read_scan
 
-HINT = "name one with --model"
-
 
 def default_model(
     paths: Sequence[Path], modality: str | None = None, *, archives: bool = False
@@ -64,7 +62,7 @@ def default_model(
     of = " and ".join(sorted(m for m in modalities if m)) or "scans of unknown modality"
     problem = f"{len(fitting)} models fit" if fitting else "no model of the store is for"
     names = ": " + ", ".join(fitting) if fitting else ""
-    raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {of}{names}; {HINT}")
+    raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {of}{names}; name one with --model")
 
 
 def _fitting(

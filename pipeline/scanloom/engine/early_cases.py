@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Self
 
 from scanloom.core import DICOM, Case, CaseRecord, ScanError
-from scanloom.engine.outcomes import NameSet, Outcome
+from scanloom.engine.outcomes import NameSet
 from scanloom.engine.prepare import Request
-from scanloom.engine.results.run_cases import make_cases, with_files
+from scanloom.engine.results.run_cases import ignore, make_cases, with_files
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow
@@ -207,9 +207,10 @@ class EarlyCases(Iterator[Case | None]):
             if all(map(self._is_taken, ids_of_part(self._out, part))):
                 return
             index = index_of_part(self._out, part, self._key)
-            chosen = select(index.series, self._request.workflow, self._request.cards, _ignore)
+            # The whole index tells why a series is left out
+            chosen = select(index.series, self._request.workflow, self._request.cards, ignore)
             of_whole = (inputs for inputs in chosen if _may_be_whole(inputs[0]))
-            for inputs, light in make_cases(index, of_whole, self._request, self._key, _ignore):
+            for inputs, light in make_cases(index, of_whole, self._request, self._key, ignore):
                 if self._is_taken(light.id) or not self._scope.holds(light.id):
                     continue
                 with suppress(ScanError):  # the whole index tells it
@@ -255,7 +256,9 @@ class EarlyOutcomes:
     def __init__(self, key: bytes, out: Path, scope: Scope) -> None:
         self._key, self._out, self._scope = key, out, scope
         self._ended = {
-            name: _reused(case) for case, name in staged_results(out) if scope.holds(case)
+            name: CaseOutcome(CaseRecord(case, None, "", (), None, reused=True), ())
+            for case, name in staged_results(out)
+            if scope.holds(case)
         }
         """By the name that the result has, or would have."""
 
@@ -306,16 +309,7 @@ class EarlyOutcomes:
                 remove_staged(self._out, name)
 
 
-def _reused(case: str) -> CaseOutcome:
-    """Return the outcome of a case of a killed run: it has a result."""
-    return CaseOutcome(CaseRecord(case, None, "", (), None, reused=True), ())
-
-
 def _may_be_whole(series: IndexedSeries) -> bool:
     """Return whether nothing in its part hints that a series goes on elsewhere, or is refused."""
     is_known = series.kind != DICOM or bool(series.series_uid)
     return is_known and series.reason is None and not series.unreadable and not series.damaged
-
-
-def _ignore(_: Outcome) -> None:
-    """Leave out a series: the whole index tells why."""

@@ -60,8 +60,9 @@ class Status:
         Cases that have ended while the archive is indexed, until the whole index is compared; 0
         afterwards.
     done, skipped, ambiguous, failed : int
-        Cases that this run finished. Series with invalid headers count as failed, series with
-        several volumes to choose from as ambiguous.
+        Cases that this run finished, and those that ended so in earlier runs and were not tried
+        again. Series with invalid headers count as failed, series with several volumes to choose
+        from as ambiguous.
     remade : int
         Number of `done` that replaced a result because its scan had changed.
     reasons : dict

@@ -13,10 +13,9 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Literal
 
@@ -70,6 +69,7 @@ from scanloom.io.output.private import check_key, load_key_of, private_folder
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.scratch_folders import locked_temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -375,12 +375,12 @@ def find_site(request: Request, device: str | None = None) -> ExecutionSite:
     chosen = choose_device(execution.device).device
     validated = set.intersection(*(set(card.precisions) for card in request.requested))
     precision = choose_precision(execution.precision, chosen, validated).name
-    total = machine_memory()
+    total, workers = machine_memory(), len(local_devices(execution))
     return ExecutionSite(
         Placement(str(chosen), precision),
-        workers=max(1, len(local_devices(execution))),
+        workers=workers,
         in_flight=execution.in_flight,
-        host=execution.memory_limit or (int(MEMORY_SHARE * total) if total else None),
+        host=execution.memory_limit or (int(MEMORY_SHARE * total / workers) if total else None),
         device=room(chosen).device,
     )
 
@@ -602,16 +602,13 @@ def _try_cases(
 ) -> str:
     """Segment a few cases alone, and add them to the costs; return why none were added, or "".
 
-    Results go to a folder in the output folder's `private/`, which is removed. Models or a machine
-    that can process no case raise ScanError.
+    Results go to a folder in the output folder's `private/`, which is removed; if this process is
+    killed, by the next plan. Models or a machine that can process no case raise ScanError.
     """
     execution = request.workflow.execution
-    with private_folder(out, key_fingerprint(key)) as private:
-        scratch_folder = TemporaryDirectory(
-            prefix="trial-", dir=private, ignore_cleanup_errors=True
-        )
-    with scratch_folder as name:
-        scratch = Path(name)
+    with ExitStack() as stack:
+        with private_folder(out, key_fingerprint(key)) as private:
+            scratch = stack.enter_context(locked_temporary_folder(private, "trial-")) / "out"
         with suppress(FileNotFoundError):  # what a run would find; what is decided here is not kept
             shutil.copytree(out / ENGINES, scratch / ENGINES, symlinks=True)
         setup = ChildSetup(

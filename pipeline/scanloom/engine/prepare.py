@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -120,9 +119,8 @@ class Request:
     @cached_property
     def recipe(self) -> str:
         """Hash (SHA-256, hex) over everything in the request that can change a result."""
-        workflow = self.workflow
-        options = (workflow.read_options, workflow.compute_options)
-        return recipe_hash(self.cards, options, workflow.output_options, workflow.relations)
+        outputs, read, relations, compute = self._options
+        return recipe_hash(self.cards, (read, compute), outputs, relations)
 
     def case(
         self,
@@ -380,7 +378,7 @@ def file_states(case: Case) -> FileStates:
     for series in (case.series, *case.further_channels):
         for file in series.files:
             try:
-                state = os.stat(file)  # noqa: PTH116
+                state = file.stat()
                 states.append((state.st_size, state.st_mtime_ns, state.st_ino))
             except OSError:
                 states.append(None)

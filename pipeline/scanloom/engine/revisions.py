@@ -172,13 +172,17 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     )
     flags = tuple(Flag[each["code"]] for each in document["flags"])
     flags = tuple(flag for flag in flags if flag is not Flag.EMPTY)  # of the labels before
+    # a flag of the case may be that of one model's result only, such as an empty crop
+    flags_before = {(m.model, m.label): m.flags for m in read_measurements(before)}
     measurements = list[Measurement]()
     for each in segmentations:
         ranges = each.reference_ranges
         labels_of_model = {usual.structure for usual in ranges}
         for m in measure(each, scan.volume):
             unusual = check_measurement(m, ranges, labels_of_model)
-            measurements.append(replace(m, flags=(*m.flags, *unusual, *flags)))
+            own = flags_before.get((m.model, m.label), flags)
+            of_case = (flag for flag in flags if flag in own)
+            measurements.append(replace(m, flags=(*m.flags, *unusual, *of_case)))
     if not any(m.voxels for m in measurements):
         flags = (*flags, Flag.EMPTY)
     content = CaseContent(case, scan, segmentations, measurements, flags)
@@ -278,10 +282,10 @@ def take_file(
     check_links(out)
     if not is_case_name(name) or not (folder := case_folder(out, name)).is_dir():
         raise ScanError(Reason.ID_UNKNOWN, f"there is no case {name}")
-    document = read_json(folder / CASE)
-    grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
     latest = latest_result(out, name)
     try:  # before its labels are read: what a run puts in its place meanwhile is not what was seen
+        document = read_json(folder / CASE)
+        grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
         seen, entries = seen_of(latest), read_json(latest / SEGMENTS)["files"]
     except (ValueError, LookupError, TypeError) as exc:
         detail = f"a document of {latest.parent.name}/{latest.name} is damaged"

@@ -28,7 +28,7 @@ from scanloom.engine.early_cases import (
     GrowingIndex,
     may_begin_early,
 )
-from scanloom.engine.machine.devices import EnergyMeter, local_devices
+from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.prepare import OutputTarget, Request, model_loader
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
@@ -304,9 +304,9 @@ class RunSteps:
             remove_failure(self.out, name)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases)
         failed = sum(1 for _ in self._failed(cases))
-        ended, blocked, work = cases.ended, cases.blocked, cases.work
-        self.status_writer.plan(work + ended + failed, ended - len(blocked), work)
-        for record in itertools.chain(blocked, self._failed(cases)):
+        ended, lacking, work = cases.ended, cases.without_result, cases.work
+        self.status_writer.plan(work + ended + failed, ended - len(lacking), work)
+        for record in itertools.chain(lacking, self._failed(cases)):
             self.status_writer.finish(record)
         for record in self._failed(cases):
             if record.id:
@@ -328,7 +328,6 @@ class RunSteps:
             model_loader(self.request, len(case_file), self.out),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
-            neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
             progress=progress,
         )
         try:

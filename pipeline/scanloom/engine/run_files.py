@@ -39,6 +39,11 @@ RUNS = "runs"
 WORKFLOW, CASES_FILE, VERSIONS = "workflow.json", "cases.jsonl", "versions.json"
 
 
+def run_folders(out: Path) -> list[Path]:
+    """Return the folders of all runs, the oldest first."""
+    return sorted((out / RUNS).glob("*/"))
+
+
 def create_run_folder(
     out: Path,
     workflow: Workflow,
@@ -46,8 +51,13 @@ def create_run_folder(
     recipe: str,
     shard: tuple[int, int] | None = None,
 ) -> str:
-    """Create the folder of a new run, or of that of a shard; return the run's id."""
-    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    """Create the folder of a new run, or of that of a shard; return the run's id.
+
+    Runs are in the order of their ids, also those that begin within a second.
+    """
+    now = time.time()
+    moment = time.strftime("%Y%m%dT%H%M%S", time.localtime(now))
+    name = f"{moment}-{int(now % 1 * (1 << 20)):05x}{secrets.token_hex(1)[0]}"
     folder = out / RUNS / name
     folder.mkdir(parents=True)
     write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
@@ -103,7 +113,7 @@ def check_other_runs(out: Path, recipe: str, shard: tuple[int, int] | None) -> N
 
 def _runs(out: Path) -> Iterator[_KnownRun]:
     """Yield the runs of an output folder, the oldest first; damaged ones are passed over."""
-    for folder in sorted((out / RUNS).glob("*/")):
+    for folder in run_folders(out):
         with suppress(OSError, ValueError, LookupError, TypeError, ScanError):
             made_by = read_json(folder / VERSIONS)
             number, count = made_by["shard"] or (0, 0)

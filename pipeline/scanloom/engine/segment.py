@@ -57,7 +57,7 @@ from scanloom.io.output.published import ResultState
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
-from scanloom.options import FolderNaming, SegmentOptions
+from scanloom.options import SegmentOptions
 
 logger = logging.getLogger(__name__)
 """Tracebacks are logged at DEBUG only: they may hold foreign text."""
@@ -218,7 +218,7 @@ class _SelectedSeries:
 class _Scans:
     """The scans at paths, selected and prepared one after another; without a key, they have no id.
 
-    `target` and `cases` stand for the output folder and its cases.
+    The output folder, which need not exist, is the `target`.
     """
 
     def __init__(
@@ -229,8 +229,7 @@ class _Scans:
         left_out: Collection[str] = (),
     ) -> None:
         self._options, self.request, self._key = options, request, key
-        fingerprint = "" if key is None else key_fingerprint(key)
-        self.cases = _CaseRegistry(options.out, fingerprint, options.names)
+        self._folders = dict(crosswalk.case_folders(options.out))
         self.target = OutputTarget(options.out, key or b"", options.replace, left_out)
         self.session = ReadSession()
 
@@ -266,7 +265,7 @@ class _Scans:
                     number = case_id(series, self._key, phase)
                     stamp = source_stamp([series.stamp], self._key)
                     case = replace(case, id=number, stamp=stamp)
-                    case = replace(case, folder=self.cases.folder_name(case))
+                    case = replace(case, folder=self._folder_name(case))
             except Exception as error:  # noqa: BLE001  # a fault in one scan must not stop others
                 return Prepared(case, refusal=blame(error))
             return prepare(
@@ -275,6 +274,17 @@ class _Scans:
                 None if self._key is None else self.target,
                 memory_limit=self._options.memory_limit,
             )
+
+    def _folder_name(self, case: Case) -> str:
+        """Return the name of a case's folder in `OUT/cases/`; an existing folder keeps its name."""
+        out = self._options.out
+        if case.id not in self._folders:
+            name = case.id
+            if self._options.names == "source" and not case_folder(out, case.id).is_dir():
+                source = crosswalk.source_from_series(case.series, case.id, case.phase)
+                name = crosswalk.folder_name(source, [*taken_names(out), *self._folders.values()])
+            self._folders[case.id] = name
+        return self._folders[case.id]
 
     def describe(self, selected: _SelectedSeries, reason: Reason | None) -> SeriesChoice:
         """Return how a person recognises a series, with its modality and slices.
@@ -291,51 +301,6 @@ class _Scans:
         return replace(choice, text=text)
 
 
-class _CaseRegistry:
-    """Folder names of the cases in an output folder, which need not exist, and failed cases."""
-
-    def __init__(self, out: Path, fingerprint: str, names: FolderNaming) -> None:
-        self.out, self.fingerprint, self.names = out, fingerprint, names
-        self._folders = dict(crosswalk.case_folders(out))
-        self._unwritten: list[tuple[Case, CaseRecord]] = []
-
-    def folder_name(self, case: Case) -> str:
-        """Return the name of a case's folder in `OUT/cases/`; an existing folder keeps its name."""
-        if case.id not in self._folders:
-            name = case.id
-            if self.names == "source" and not case_folder(self.out, case.id).is_dir():
-                source = crosswalk.source_from_series(case.series, case.id, case.phase)
-                taken = [*taken_names(self.out), *self._folders.values()]
-                name = crosswalk.folder_name(source, taken)
-            self._folders[case.id] = name
-        return self._folders[case.id]
-
-    def note(self, case: Case, record: CaseRecord) -> None:
-        """Record the outcome of a case; failures are written once OUT has any result.
-
-        If no case succeeds, nothing is written. Failure to write a record is not fatal: the caller
-        has already received it.
-        """
-        if record.reason is not None:
-            self._unwritten.append((case, record))
-        try:
-            if record.reason is None:
-                remove_failure(self.out, case.id)
-            if self._unwritten and read_fingerprint(self.out) == self.fingerprint:
-                sources = [
-                    crosswalk.source_from_series(case.series, case.id, case.phase)
-                    for case, _ in self._unwritten
-                ]
-                with private_folder(self.out, self.fingerprint) as private:
-                    crosswalk.add_sources(private, sources)
-                for case, failed in self._unwritten:
-                    if is_failure(failed):
-                        write_failure(self.out, failed, case.recipe, case.stamp)
-                self._unwritten.clear()
-        except (OSError, ScanError):
-            logger.debug("a failure can't be written", exc_info=True)
-
-
 class _Segmenter:
     """Segments prepared scans with networks that are loaded once.
 
@@ -348,6 +313,7 @@ class _Segmenter:
         self._predictors: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None  # of the models or OUT: no scan is to blame
         self._writable = False
+        self._unwritten: list[tuple[Case, CaseRecord]] = []  # failed cases
 
     def segment(self, path: Path, clock: StepTimer) -> Iterator[CaseRecord]:
         """Yield the record of each series at a path that is taken."""
@@ -368,9 +334,35 @@ class _Segmenter:
                 if record.reason is None:
                     self._hashes[record.id] = prepared.case.source_hash
                 if record.id:
-                    self._scans.cases.note(prepared.case, record)
+                    self._note(prepared.case, record)
             yield replace(record, choice=self._scans.describe(each, record.reason))
             clock = StepTimer(clock.on_step, clock.on_windows, clock.mark)
+
+    def _note(self, case: Case, record: CaseRecord) -> None:
+        """Record the outcome of a case; failures are written once OUT has any result.
+
+        If no case succeeds, nothing is written. Failure to write a record is not fatal: the caller
+        has already received it.
+        """
+        out, fingerprint = self._scans.target.out, key_fingerprint(self._scans.target.key)
+        if record.reason is not None:
+            self._unwritten.append((case, record))
+        try:
+            if record.reason is None:
+                remove_failure(out, case.id)
+            if self._unwritten and read_fingerprint(out) == fingerprint:
+                sources = [
+                    crosswalk.source_from_series(case.series, case.id, case.phase)
+                    for case, _ in self._unwritten
+                ]
+                with private_folder(out, fingerprint) as private:
+                    crosswalk.add_sources(private, sources)
+                for case, failed in self._unwritten:
+                    if is_failure(failed):
+                        write_failure(out, failed, case.recipe, case.stamp)
+                self._unwritten.clear()
+        except (OSError, ScanError):
+            logger.debug("a failure can't be written", exc_info=True)
 
     def _segment(self, prepared: Prepared, clock: StepTimer) -> CaseRecord:
         """Return the record of a case; that of a failure has the path of the scan."""

@@ -49,6 +49,7 @@ from scanloom.io.output.case_folder import CaseContent, CaseFolder, staged_folde
 from scanloom.io.output.crosswalk import SourceRecord
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.published import ResultState
+from scanloom.io.read import read_scan
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
 from scanloom.ops.measure import add_ratios, measure
@@ -138,8 +139,6 @@ def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
     ScanError
         If it cannot be read without doubt.
     """
-    from scanloom.io.read import read_scan
-
     clock, meter = clock or StepTimer(), CaseEnergyMeter()
     with clock.step("load"):
         scan = read_scan(case.series, case.read, phase=case.phase)

@@ -175,7 +175,7 @@ def old_torch(version: str) -> str:
 
 def cudnn_version() -> int | None:
     """Return the version of cuDNN: 91002 for 9.10.2; None without it."""
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch
     return version
 
 
@@ -257,7 +257,7 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
         return None
     flag_lines = (line.partition(":")[2] for line in lines if line.startswith("flags"))
     flags = set(next(flag_lines, "").split())
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch
         return None
     return "AVX512-BF16" if "avx512_bf16" in flags else None
 

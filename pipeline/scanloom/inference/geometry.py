@@ -290,27 +290,54 @@ def _plan_scaled(
     requested: NetworkGrid,
     turned: tuple[tuple[int, int, int], tuple[bool, bool, bool]],
 ) -> NetworkPlan:
-    """Return the plan of a grid that divides the axes of `oriented` anew.
+    """Return the plan of a grid that divides the axes of `oriented` anew: edges, ends or centre.
 
     `turned` are the source axes that the network axes follow, and whether they are flipped.
     """
     follows, flipped = turned
-    scaled = scale_axes(oriented, requested, flipped)
-    last = np.array(oriented.shape) - 1.0
+    # nnU-Net and TotalSegmentator read the spacing of NIfTI's header
+    own = np.array(oriented.spacing) if requested.alignment == "centre" else nifti_spacing(oriented)
+    target = target_spacing(requested, own)
+    before = np.array(oriented.shape)
+    ratio = own / target * before
+    after = np.array(requested.shape or [max(1, round(float(n))) for n in ratio])
+    # The index in the network grid is scale * index + shift, for an index in `oriented`
+    if requested.alignment == "edges":
+        scale = after / before
+        shift = (scale - 1.0) / 2.0
+    elif requested.alignment == "ends":
+        both = (before > 1) & (after > 1)
+        scale = np.where(both, (after - 1.0) / np.maximum(before - 1.0, 1.0), 1.0)
+        shift = np.zeros(3)
+    else:  # FreeSurfer's centre of an axis of n voxels is index n / 2, counted as in the scan
+        scale = own / target
+        centre = before / 2.0 - np.where(flipped, 1.0, 0.0)
+        shift = after / 2.0 - scale * centre
+    step = np.diag(np.append(1.0 / scale, 1.0))
+    step[:3, 3] = -shift / scale
+    if np.array_equal(before, after) and np.allclose(step, np.eye(4), atol=SAME_AFFINE):
+        network, scale, shift, step = oriented, np.ones(3), np.zeros(3), np.eye(4)
+    else:
+        x, y, z = (int(n) for n in after)
+        network = Grid((x, y, z), oriented.affine @ step)
+    above = requested.separate_above
+    nearest: tuple[int | None, int | None] = (None, None)
+    if above is not None:
+        nearest = (coarse_axis(own, target, above), coarse_axis(target, own, above))
     return NetworkPlan(
         source=source,
         oriented=oriented,
-        network=scaled.network,
+        network=network,
         follows=follows,
         flipped=flipped,
         lead=2,
-        scale=_triple(np.where(flipped, -scaled.scale, scaled.scale)),
-        shift=_triple(scaled.shift + np.where(flipped, scaled.scale * last, 0.0)),
+        scale=_triple(np.where(flipped, -scale, scale)),
+        shift=_triple(shift + np.where(flipped, scale * (before - 1.0), 0.0)),
         lean=(0.0, 0.0, 0.0),
-        step=scaled.step,
+        step=step,
         alignment=requested.alignment,
         mode=requested.mode,
-        nearest=scaled.nearest,
+        nearest=nearest,
         boxed=requested.boxed,
     )
 
@@ -376,29 +403,6 @@ def _triple(values: NDArray[np.float64]) -> Triple:
     return x, y, z
 
 
-@dataclass(frozen=True, eq=False)
-class ScaledGrid:
-    """A grid with the axes of another one, `oriented`.
-
-    Parameters
-    ----------
-    network : Grid
-        The grid; `oriented` itself if both are the same.
-    scale, shift : (3,) arrays
-        The index in `network` is ``scale * index + shift`` for an index in `oriented`.
-    step : (4, 4) array
-        Maps an index of `network` to an index of `oriented`.
-    nearest : (int or None, int or None)
-        Axis that is resampled by nearest neighbour: to `network`, and back.
-    """
-
-    network: Grid
-    scale: Float64
-    shift: Float64
-    step: Float64
-    nearest: tuple[int | None, int | None]
-
-
 def _by_edges(count: int, size: int) -> Float64:
     """Return where `count` voxels lie on an axis of `size` voxels with the same outer edges."""
     return np.asarray(size / count * (np.arange(count) + 0.5) - 0.5)
@@ -419,42 +423,6 @@ SCALED: dict[str, Callable[[int, int], Float64]] = {
 def round_half_up(at: Float64, size: int) -> Float64:
     """Return the nearest voxel of an axis, the upper of two (SciPy's interpolation of order 0)."""
     return np.clip(np.floor(at + 0.5), 0.0, size - 1.0)
-
-
-def scale_axes(
-    oriented: Grid, requested: NetworkGrid, flipped: tuple[bool, bool, bool]
-) -> ScaledGrid:
-    """Return the grid of the requested spacing or shape, aligned by edges, ends or centre.
-
-    `flipped` are the axes of `oriented` whose direction in the scan is the opposite.
-    """
-    # nnU-Net and TotalSegmentator read the spacing of NIfTI's header
-    own = np.array(oriented.spacing) if requested.alignment == "centre" else nifti_spacing(oriented)
-    target = target_spacing(requested, own)
-    before = np.array(oriented.shape)
-    ratio = own / target * before
-    after = np.array(requested.shape or [max(1, round(float(n))) for n in ratio])
-    if requested.alignment == "edges":
-        scale = after / before
-        shift = (scale - 1.0) / 2.0
-    elif requested.alignment == "ends":
-        both = (before > 1) & (after > 1)
-        scale = np.where(both, (after - 1.0) / np.maximum(before - 1.0, 1.0), 1.0)
-        shift = np.zeros(3)
-    else:  # FreeSurfer's centre of an axis of n voxels is index n / 2, counted as in the scan
-        scale = own / target
-        centre = before / 2.0 - np.where(flipped, 1.0, 0.0)
-        shift = after / 2.0 - scale * centre
-    step = np.diag(np.append(1.0 / scale, 1.0))
-    step[:3, 3] = -shift / scale
-    above = requested.separate_above
-    nearest: tuple[int | None, int | None] = (None, None)
-    if above is not None:
-        nearest = (coarse_axis(own, target, above), coarse_axis(target, own, above))
-    if np.array_equal(before, after) and np.allclose(step, np.eye(4), atol=SAME_AFFINE):
-        return ScaledGrid(oriented, np.ones(3), np.zeros(3), np.eye(4), nearest)
-    x, y, z = (int(n) for n in after)
-    return ScaledGrid(Grid((x, y, z), oriented.affine @ step), scale, shift, step, nearest)
 
 
 def nifti_spacing(grid: Grid) -> Float64:

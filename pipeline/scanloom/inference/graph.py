@@ -111,7 +111,7 @@ class GraphRun:
     clock, uncertainty
         As in `Predictor.predict`.
     shared : SharedScan, optional
-        Scan that models outside of the graph share with its last node.
+        Scan that models outside of the graph share with its last node, unless that is cropped.
     """
 
     def __init__(
@@ -129,7 +129,9 @@ class GraphRun:
         self._clock, self._uncertainty = clock, uncertainty
         # The part of the scan that nodes see, by their crop; None if they see nothing
         self._views: dict[CropBy | None, _View | None] = {None: _View(volumes)}
-        self._shared = self._shared_scans() if shared is None else {nodes[-1].name: shared}
+        # Models outside of the graph see the whole scan
+        outer = shared if nodes[-1].crop is None else None
+        self._shared = self._shared_scans() if outer is None else {nodes[-1].name: outer}
         self._results: dict[str, Segmentation] = {}
 
     def run(self) -> dict[str, Segmentation]:

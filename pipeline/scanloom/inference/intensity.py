@@ -21,6 +21,7 @@ from scanloom.cards.card import (
     ScaleRange,
     Truncate,
 )
+from scanloom.inference.device import all_finite
 
 BYTE: Final = 255.0
 """Largest intensity after `ScaleHistogram` and `Round`."""
@@ -137,10 +138,12 @@ def scale_histogram(image: torch.Tensor, step: ScaleHistogram) -> torch.Tensor:
     """Map intensities up to the end of the histogram to 0 to 255 (niimath, in float64)."""
     low, high = (float(end) for end in image.aminmax())
     count = image.numel()
+    if not math.isfinite(high - low):  # later steps could hide it: the scan is refused after them
+        return torch.full_like(image, math.nan)
     if low < 0.0 and int((image < 0.0).sum()) < _FEW_NEGATIVE * count:
         low = 0.0
     width = (high - low) / _BINS
-    if not width > 0.0 or math.isinf(width):
+    if not width > 0.0:
         return image
     histogram = torch.zeros(_BINS, dtype=torch.int64, device=image.device)
     flat = image.flatten()
@@ -162,6 +165,8 @@ def scale_histogram(image: torch.Tensor, step: ScaleHistogram) -> torch.Tensor:
 
 def scale_quantiles(image: torch.Tensor, step: ScaleQuantiles) -> torch.Tensor:
     """Map two quantiles of an image of whole numbers, 0 to 255, to 0 and 1."""
+    if not all_finite(image):  # NaN is in no bin: the scan is refused after all steps
+        return torch.full_like(image, math.nan)
     levels = int(BYTE) + 1
     histogram = torch.zeros(levels, dtype=torch.int64, device=image.device)
     for values in torch.split(image.flatten(), _VALUES_AT_ONCE):

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -100,10 +100,6 @@ class MemoryEstimate:
     host: Mapping[str, int]
     device: Mapping[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if any(n < 0 for n in (*self.host.values(), *self.device.values())):
-            raise ValueError("memory must not be negative")
-
     @property
     def host_peak(self) -> int:
         """Largest memory of any step on the host."""
@@ -130,12 +126,8 @@ class Budget:
     """
 
     windows: int = 1
-    scores: str = "device"
+    scores: Literal["device", "host"] = "device"
     slab: int = SLAB_BYTES
-
-    def __post_init__(self) -> None:
-        if self.windows < 1 or self.slab < 1 or self.scores not in ("device", "host"):
-            raise ValueError(f"invalid budget: {self}")
 
 
 @dataclass(frozen=True)
@@ -159,7 +151,7 @@ def estimate_network(
     plan: NetworkPlan,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-    budget: Budget | None = None,
+    budget: Budget = Budget(),
     stored: int = 2,
 ) -> MemoryEstimate:
     """Estimate the memory of labelling, without the scan itself, the weights and the libraries.
@@ -174,7 +166,7 @@ def estimate_network(
         Device of the network; it need not be available.
     dtype : torch.dtype
         Type in which the network calculates.
-    budget : Budget, optional
+    budget : Budget
         Amounts of data that are processed at once.
     stored : int
         Bytes per voxel of the scan.
@@ -184,7 +176,6 @@ def estimate_network(
     MemoryEstimate
         For the steps "resample", "network", "restore" and "clean".
     """
-    budget = budget or Budget()
     sizes = _sizes(card, plan, dtype, budget)
     largest = largest_box(plan, card.grid)
     size = largest if card.window.size is None else input_size(card.window)
@@ -605,8 +596,11 @@ def first_fitting(
         )
         if limits.holds(need):
             return candidates[n:], changes
-    detail = f"{card.name} needs {format_bytes(need.host_peak)} more"
-    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(limits.host or 0)} are left")
+    where, needed, left = "", need.host_peak, limits.host or 0
+    if limits.device is not None and need.device_peak > limits.device:
+        where, needed, left = f" on {memory_plan.device}", need.device_peak, limits.device
+    detail = f"{card.name} needs {format_bytes(needed)} more{where}"
+    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(left)} are left")
 
 
 def room(device: torch.device, limit: int | None = None, reserved: int = 0) -> MemoryLimits:
@@ -737,8 +731,7 @@ class _LiveMemory(MetaShapeRules):
         self.live -= self._seen.pop(key)
 
 
-# torch's class has no types
-class _LiveMemoryMode(_LiveMemory, TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _LiveMemoryMode(_LiveMemory, TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """Counts the memory of all operations of torch in the block."""
 
 

@@ -59,7 +59,6 @@ from scanloom.inference.resampling.image import (
     SharedScan,
     largest_box,
     network_image,
-    paste,
     source_box,
     uncrop,
 )
@@ -79,6 +78,7 @@ from scanloom.inference.sliding_window import (
     place_networks,
     window_size,
 )
+from scanloom.ops.label_maps import paste_labels
 from scanloom.ops.uncertainty import change_maps
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class TorchPredictor(PlacedModel):
         scan = ModelInput(volumes, None if previous is None else previous.layers[0].labels)
         with clock.step("resample"):
             box = source_box(volumes, self.card.grid.crop)
-            scan = scan.crop(box)
+            scan = scan if box is None else scan.crop(box)
             seen = scan.volumes[0]
             plan = plan_grid(seen.grid, as_nifti(self.card.grid, seen))
             kept = shared is not None and shared.holds(self.card, self.device_name)
@@ -226,11 +226,12 @@ class TorchPredictor(PlacedModel):
         with clock.device_turn(), deterministic(), torch.inference_mode():
             prediction = self._predict_without_overflow(task)
         with clock.step("clean"):
-            maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
+            shape = volume.grid.shape
+            maps, uncertain = prediction.maps, prediction.uncertainty
+            if box is not None:
+                maps = [paste_labels(labels, box, shape) for labels in maps]
+                uncertain = change_maps(uncertain, lambda values: paste_labels(values, box, shape))
             maps = [self._clean(labels, "after", volume.grid) for labels in maps]
-            uncertain = change_maps(
-                prediction.uncertainty, lambda values: paste(values, box, volume.grid.shape)
-            )
             prediction = replace(prediction, maps=maps, uncertainty=uncertain)
             return replace(prediction.segmentation(self.card, volume), changes=self.changes)
 

@@ -421,7 +421,7 @@ class SlidingWindow:
     activation: str | None = None
     slab: int = SLAB_BYTES
     sums: torch.device | None = None
-    passed: SkippedWindows = field(default_factory=lambda: SkippedWindows())
+    passed: SkippedWindows = field(default_factory=SkippedWindows)
     on_windows: Callable[[int, int], None] | None = None
     keep_members: bool = False
     share_uniform: bool = False

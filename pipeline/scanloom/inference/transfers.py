@@ -8,7 +8,6 @@ device sleeps (`blocking` events): one that spins takes a core from readers and 
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,13 +27,8 @@ _MOST_WAITING_BYTES = 64 * 1024**2
 """Bytes of labels on their way to the host: page-locked memory is scarce."""
 
 
-@functools.cache
-def _thread_count() -> int:
-    return min(_MOST_THREADS, core_count())
-
-
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_thread_count(), "copies")
+    return ThreadPoolExecutor(min(_MOST_THREADS, core_count()), "copies")
 
 
 class StagedArray:

@@ -55,8 +55,5 @@ def save(segmentation: Segmentation, path: Path, label: str | None) -> None:
 
     if not path.name.endswith(".nii.gz"):
         raise ValueError(f"the file must end in .nii.gz, got {path.name!r}")
-    if label is None:
-        voxels = segmentation.single_layer().labels
-    else:
-        voxels = segmentation.layer_of(label).labels == segmentation.structure(label).number
+    voxels = segmentation.single_layer().labels if label is None else segmentation[label]
     write_nifti(voxels, segmentation.grid, GridOnlySource(), path, intent=LABEL)

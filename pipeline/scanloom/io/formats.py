@@ -20,7 +20,7 @@ from scanloom.io.volumes.itk import ITK_SUFFIXES, itk_companions, parse_itk
 from scanloom.io.volumes.mgh import MGH_SUFFIXES, parse_mgh
 from scanloom.io.volumes.nifti import NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_companions, parse_nifti
 from scanloom.io.volumes.raw_voxels import ParseHeader, read_raw_volume
-from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, voxel_limit
 
 EMPTY_FILE = "the file is empty"
 """Detail of TRUNCATED."""
@@ -71,6 +71,10 @@ class VolumeFormat:
         raw = self.parse(files, phase, options.orientation, largest)
         return raw.grid, raw.layout.value_dtype
 
+    def count(self, files: Sequence[Path], options: ReadOptions) -> int:
+        """Return the number of volumes; errors as those of the header in `read`."""
+        return self.parse(files, 0, options.orientation, voxel_limit(options)).layout.volumes
+
     def read(
         self, files: Sequence[Path], phase: int | None = None, options: ReadOptions = ReadOptions()
     ) -> Scan:
@@ -119,6 +123,11 @@ class _DicomFormat:
 
         return dicom_outline(files, phase, options.gaps, limit)
 
+    def count(self, files: Sequence[Path], _options: ReadOptions) -> int:
+        from scanloom.io.dicom.series import count_dicom_volumes
+
+        return count_dicom_volumes(files)
+
     def read(
         self, files: Sequence[Path], phase: int | None = None, options: ReadOptions = ReadOptions()
     ) -> Scan:
@@ -154,23 +163,18 @@ MAX_VOLUMES = 10_000
 """Volumes of a series or file that are counted; time points are far fewer."""
 
 
-def count_volumes(series: Series) -> int:
+def count_volumes(series: Series, options: ReadOptions = ReadOptions()) -> int:
     """Return the number of volumes in a series or file, of which `phase` selects one.
+
+    Each volume may still be refused when it is probed or read, such as one with missing slices.
 
     Raises
     ------
     ScanError
-        As reading the first of them would raise for its headers.
+        If the headers can't be read or describe no volumes; as `check_neighbours`.
     """
-    for phase in range(MAX_VOLUMES):
-        try:
-            probe(series, phase)
-        except ScanError as error:
-            if phase and error.reason in (Reason.PHASES, Reason.FOUR_D):
-                return phase
-            if phase == 0:
-                raise
-    return MAX_VOLUMES
+    check_neighbours(series, options.gaps)
+    return min(FORMATS[series.kind].count(series.files, options), MAX_VOLUMES)
 
 
 def is_single_volume(series: Series, options: ReadOptions) -> bool:
@@ -191,20 +195,13 @@ def unused_options(series: Series, phase: int | None, options: ReadOptions) -> t
     if options.modality and series.modality not in (None, options.modality):
         stated = f"the headers state {series.modality}"
         sentences.append(f"`--modality {options.modality}` was not used: {stated}")
-    codes = options.orientation and _stated_axes(series, phase, options)
-    if codes and codes != options.orientation:
-        sentences.append(
-            f"`--orientation {options.orientation}` was not used: the scan states {codes}"
-        )
+    given = options.orientation
+    if given:
+        with suppress(ScanError):  # the headers state no axes
+            codes = probe(series, phase, replace(options, orientation=None))[0].axis_codes
+            if codes != given:
+                sentences.append(f"`--orientation {given}` was not used: the scan states {codes}")
     return tuple(sentences)
-
-
-def _stated_axes(series: Series, phase: int | None, options: ReadOptions) -> str:
-    """Return the axis codes of a series by its headers; empty if they do not state them."""
-    try:
-        return probe(series, phase, replace(options, orientation=None))[0].axis_codes
-    except ScanError:
-        return ""
 
 
 def probe(

@@ -32,7 +32,7 @@ from scanloom.io.index.ranking import ALL, Preference, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import source_path
 from scanloom.io.scan import Scan
-from scanloom.io.session import current_session
+from scanloom.io.session import current_session, read_session
 from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.io.voxel_values import rounding_flags, voxel_limit
 from scanloom.options import check_values
@@ -103,16 +103,17 @@ def load_volume(
     if series == ALL:
         raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')
     try:
-        [chosen] = select_series(
-            find_series(given_path(path, "path"), archives=archives),
-            None if series is None else str(series),
-            Preference(modality=modality),
-            options,
-            phase,
-        )
-        for unused in unused_options(chosen, phase, options):
-            warnings.warn(in_python(unused), stacklevel=2)
-        return read_scan(chosen, options, phase=phase).volume
+        with read_session():  # unpacked files of many archives would fill the disk
+            [chosen] = select_series(
+                find_series(given_path(path, "path"), archives=archives),
+                None if series is None else str(series),
+                Preference(modality=modality),
+                options,
+                phase,
+            )
+            for unused in unused_options(chosen, phase, options):
+                warnings.warn(in_python(unused), stacklevel=2)
+            return read_scan(chosen, options, phase=phase).volume
     except ScanError as error:
         if error.private:
             error.add_note(error.private)  # shown below the message where it ends a program
@@ -202,4 +203,5 @@ def _subject(series: Series, file: str) -> str:
 def _with_flags(scan: Scan, flags: tuple[Flag, ...]) -> Scan:
     if not flags:
         return scan
-    return replace(scan, volume=replace(scan.volume, flags=(*scan.volume.flags, *flags)))
+    flags = tuple(dict.fromkeys((*scan.volume.flags, *flags)))
+    return replace(scan, volume=replace(scan.volume, flags=flags))

@@ -8,7 +8,7 @@ the previous one. They belong to a session, which frees them when it ends:
         scan = read_scan(series)
 
 Outside such a block, a default session is used. It lasts as long as the process and is shared by
-its threads: that of a `load_volume` call, of worker processes and of header workers.
+its threads: that of worker processes and of header workers.
 
 A session is active in the thread that entered it. Threads that are started within the block use
 the default session, unless they enter `ReadSession.active`. This never changes a result, but a file

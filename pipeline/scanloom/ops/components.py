@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,24 +24,45 @@ _IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """Connected components of a label map; component 0 is background.
+    """Connected components of equal value of a label map; component 0 is background.
 
     Parameters
     ----------
+    labels : (I, J, K) uint8 or uint16 array
+        The label map, in Fortran order.
+    connectivity : 6, 18 or 26
+        Neighbours that count as connected.
+    table : (256 or 65536,) array or None
+        Lookup table applied to the labels first; None for no mapping.
     slabs : tuple of slice
         Ranges of the last axis that were labelled separately.
     component_of : tuple of (N + 1,) arrays
         For each slab, the component to which its pieces 0, 1, ... N belong.
     value : (C,) array
-        Value of the label map in each component.
+        Value of the mapped labels in each component.
     voxels : (C,) array
         Number of voxels of each component; 0 for component 0.
     """
 
+    labels: Labels
+    connectivity: Connectivity
+    table: Labels | None
     slabs: tuple[slice, ...]
     component_of: tuple[_IntArray, ...]
     value: _IntArray
     voxels: _IntArray
+
+    def pieces(
+        self, wanted: NDArray[np.bool_] | None = None
+    ) -> Iterator[tuple[slice, NDArray[Any], _IntArray]]:
+        """Yield each slab, its pieces (I, J, .), and the component to which each piece belongs.
+
+        Slabs without a piece of the components that are `wanted` (C,) are left out.
+        """
+        for slab, component_of in zip(self.slabs, self.component_of, strict=True):
+            if wanted is None or wanted[component_of].any():
+                pieces, _ = _label_slab(self.labels, slab, self.connectivity, self.table)
+                yield slab, pieces[:, :, _lead_in(slab) :], component_of
 
 
 def keep_largest(labels: Labels, rule: KeepLargest) -> Labels:
@@ -68,13 +89,15 @@ def keep_largest(labels: Labels, rule: KeepLargest) -> Labels:
     processors where that sort is not stable, MONAI's choice is undefined.
     """
     labels = np.asfortranarray(labels)
-    table = _table(labels, rule)
+    table = _lookup(labels, rule.numbers)
+    if rule.together:
+        table[table > 0] = 1
     components = find_components(labels, rule.connectivity, table)
-    keep = np.ones(len(components.voxels), bool)
+    dropped = np.zeros(len(components.voxels), bool)
     for value in np.unique(components.value[1:]):
         candidates = np.flatnonzero(components.value == value)
-        keep[_components_to_drop(labels, table, components, candidates, rule)] = False
-    return _drop(labels, table, components, ~keep, rule.connectivity)
+        dropped[_components_to_drop(components, candidates, rule)] = True
+    return _drop(components, dropped)
 
 
 def remove_small(labels: Labels, rule: RemoveSmall, voxel_volume: float) -> Labels:
@@ -95,11 +118,8 @@ def remove_small(labels: Labels, rule: RemoveSmall, voxel_volume: float) -> Labe
         As of `keep_largest`.
     """
     labels = np.asfortranarray(labels)
-    table = _lookup(labels, rule.numbers)
-    components = find_components(labels, rule.connectivity, table)
-    dropped = components.voxels <= rule.volume / voxel_volume
-    dropped[0] = False
-    return _drop(labels, table, components, dropped, rule.connectivity)
+    components = find_components(labels, rule.connectivity, _lookup(labels, rule.numbers))
+    return _drop(components, components.voxels <= rule.volume / voxel_volume)
 
 
 def remove_small_objects(labels: Labels, rule: RemoveSmallObjects, voxel_volume: float) -> Labels:
@@ -128,9 +148,7 @@ def remove_small_objects(labels: Labels, rule: RemoveSmallObjects, voxel_volume:
         table = _lookup(labels, ())
         table[1:] = 1
         components = find_components(labels, rule.connectivity, table)
-        dropped = components.voxels < least
-        dropped[0] = False
-        return _drop(labels, table, components, dropped, rule.connectivity)
+        return _drop(components, components.voxels < least)
     counts = np.zeros(largest + 1, np.int64)
     for slab in iter_slabs(labels.shape):
         counts += np.bincount(labels[:, :, slab].ravel(order="K"), minlength=largest + 1)
@@ -163,10 +181,8 @@ def fill_holes(labels: Labels, rule: FillHoles) -> Labels:
         # Beyond the structure's box all is open: what does not reach its faces is a hole
         rest = np.asfortranarray(result[box] != number).view(np.uint8)
         components = find_components(rest, rule.connectivity)
-        holes = ~_reaching_border(rest, components, rule.connectivity)
-        holes[0] = False
-        if holes.any():
-            outside = _drop(rest, None, components, holes, rule.connectivity)
+        outside = _drop(components, ~_reaching_border(components))
+        if outside is not rest:
             result = result.copy(order="F") if result is labels else result
             result[box][outside != rest] = number
     return result
@@ -209,17 +225,7 @@ def count_components(
 def find_components(
     labels: Labels, connectivity: Connectivity, table: Labels | None = None
 ) -> Components:
-    """Find all connected components of equal value; 0 is background.
-
-    Parameters
-    ----------
-    labels : (I, J, K) uint8 or uint16 array
-        Fortran order.
-    connectivity : 6, 18 or 26
-        Neighbours that count as connected.
-    table : (256 or 65536,) array or None
-        Lookup table applied to the labels first; None for no mapping.
-    """
+    """Find all connected components of equal value; arguments as of `Components`."""
     slabs = tuple(iter_slabs(labels.shape))
     offsets, links = [0], []  # pieces before each slab; pairs of pieces to merge
     values, piece_voxels = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
@@ -243,38 +249,29 @@ def find_components(
     voxels = np.zeros_like(value)
     np.add.at(voxels, component, np.concatenate(piece_voxels))
     bounds = itertools.pairwise(offsets)
-    return Components(
-        slabs, tuple(np.append(0, component[a + 1 : b + 1]) for a, b in bounds), value, voxels
-    )
+    component_of = tuple(np.append(0, component[a + 1 : b + 1]) for a, b in bounds)
+    return Components(labels, connectivity, table, slabs, component_of, value, voxels)
 
 
-def _drop(
-    labels: Labels,
-    table: Labels | None,
-    components: Components,
-    dropped: NDArray[np.bool_],
-    connectivity: Connectivity,
-) -> Labels:
-    """Return the label map without the components that are `dropped` (C,); itself if none is."""
+def _drop(components: Components, dropped: NDArray[np.bool_]) -> Labels:
+    """Return the label map without the components that are `dropped` (C,); itself if none is.
+
+    The background always stays.
+    """
+    dropped[0] = False
     if not dropped.any():
-        return labels
-    result = labels.copy(order="F")
-    for slab, component_of in zip(components.slabs, components.component_of, strict=True):
-        in_slab = dropped[component_of]
-        if in_slab.any():
-            pieces = _label_slab(labels, slab, connectivity, table)[0][:, :, _lead_in(slab) :]
-            result[:, :, slab][in_slab[pieces]] = 0
+        return components.labels
+    result = components.labels.copy(order="F")
+    for slab, pieces, component_of in components.pieces(dropped):
+        result[:, :, slab][dropped[component_of][pieces]] = 0
     return result
 
 
-def _reaching_border(
-    labels: Labels, components: Components, connectivity: Connectivity
-) -> NDArray[np.bool_]:
+def _reaching_border(components: Components) -> NDArray[np.bool_]:
     """Return which components (C,) of a label map have a voxel on its border."""
     reaching = np.zeros(len(components.voxels), bool)
-    last = labels.shape[2] - 1
-    for slab, component_of in zip(components.slabs, components.component_of, strict=True):
-        pieces = _label_slab(labels, slab, connectivity, None)[0][:, :, _lead_in(slab) :]
+    last = components.labels.shape[2] - 1
+    for slab, pieces, component_of in components.pieces():
         ends = [k - slab.start for k in (0, last) if slab.start <= k < slab.stop]
         for face in (pieces[[0, -1]], pieces[:, [0, -1]], pieces[:, :, ends]):
             reaching[component_of[np.unique(face)]] = True
@@ -331,7 +328,7 @@ def _merge(piece_count: int, links: list[_IntArray]) -> _IntArray:
 
 
 def _components_to_drop(
-    labels: Labels, table: Labels, components: Components, candidates: _IntArray, rule: KeepLargest
+    components: Components, candidates: _IntArray, rule: KeepLargest
 ) -> _IntArray:
     """Return the components of a structure that are not kept."""
     if len(candidates) <= rule.parts:
@@ -342,37 +339,21 @@ def _components_to_drop(
     smaller, equal = candidates[size < smallest_kept], candidates[size == smallest_kept]
     surplus = len(candidates) - len(smaller) - rule.parts
     if surplus and rule.ties == "last":
-        order = np.argsort(_first_voxels(labels, table, components, equal, rule.connectivity))
+        order = np.argsort(_first_voxels(components, equal))
         smaller = np.append(smaller, equal[order[:surplus]])
     return np.asarray(smaller, dtype=np.int64)
 
 
-def _first_voxels(
-    labels: Labels,
-    table: Labels,
-    components: Components,
-    candidates: _IntArray,
-    connectivity: Connectivity,
-) -> _IntArray:
+def _first_voxels(components: Components, candidates: _IntArray) -> _IntArray:
     """Return the flat index in C order of the first voxel of each candidate component."""
     first = np.full(len(components.voxels), np.iinfo(np.int64).max)
     is_candidate = np.zeros(len(components.voxels), bool)
     is_candidate[candidates] = True
-    for slab, component_of in zip(components.slabs, components.component_of, strict=True):
-        if is_candidate[component_of].any():
-            pieces = _label_slab(labels, slab, connectivity, table)[0][:, :, _lead_in(slab) :]
-            i, j, k = np.nonzero(is_candidate[component_of][pieces])
-            offset = np.ravel_multi_index((i, j, k + slab.start), labels.shape)
-            np.minimum.at(first, component_of[pieces[i, j, k]], offset)
+    for slab, pieces, component_of in components.pieces(is_candidate):
+        i, j, k = np.nonzero(is_candidate[component_of][pieces])
+        offset = np.ravel_multi_index((i, j, k + slab.start), components.labels.shape)
+        np.minimum.at(first, component_of[pieces[i, j, k]], offset)
     return first[candidates]
-
-
-def _table(labels: Labels, rule: KeepLargest) -> Labels:
-    """Return the lookup table of a rule: a value itself, 1 if joined, 0 if not in the rule."""
-    table = _lookup(labels, rule.numbers)
-    if rule.together:
-        table[table > 0] = 1
-    return table
 
 
 def _lookup(labels: Labels, allowed: Sequence[int]) -> Labels:

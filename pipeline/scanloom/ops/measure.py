@@ -52,15 +52,6 @@ class _Bins:
         return ((values.astype(np.float64) - self.low) * scale).astype(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class _Intensities:
-    """Mean, population sd (S,) and `QUANTILES` (S, 5) of S structures; NaN without valid voxels."""
-
-    mean: NDArray[np.float64]
-    sd: NDArray[np.float64]
-    quantiles: NDArray[np.float64]
-
-
 def measure(
     segmentation: Segmentation, volume: Volume, flags: Sequence[Flag] = ()
 ) -> tuple[Measurement, ...]:
@@ -111,7 +102,7 @@ def _measure_layer(
     components = count_components(layer.labels, (s.number for s in layer.structures))
     for n, structure in enumerate(layer.structures):
         box = boxes[n] if voxels[n] else None
-        p05, p25, median, p75, p95 = (_finite_or_none(q) for q in intensities.quantiles[n])
+        mean, sd, p05, p25, median, p75, p95 = map(finite_or_none, intensities[n])
         yield Measurement(
             model=model,
             label=structure.label,
@@ -119,8 +110,8 @@ def _measure_layer(
             voxels=int(voxels[n]),
             volume_ml=int(voxels[n]) * volume.grid.voxel_volume / 1000,
             unit=volume.unit,
-            mean=_finite_or_none(intensities.mean[n]),
-            sd=_finite_or_none(intensities.sd[n]),
+            mean=mean,
+            sd=sd,
             p05=p05,
             p25=p25,
             median=median,
@@ -143,7 +134,7 @@ def _flags_of(
     return own if inside else (Flag.TOUCHES_BORDER, *own)
 
 
-def _finite_or_none(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a finite number, None for NaN."""
     return float(value) if math.isfinite(value) else None
 
@@ -194,8 +185,8 @@ def _make_bins(volume: Volume, structures: int) -> _Bins:
     for slab in iter_slabs(volume.array.shape, SLAB_VOXELS):
         values = volume.array[:, :, slab]
         extremes = float(values.min()), float(values.max())
-        if not integers and not _valid_mask(np.array(extremes), volume).all():
-            values = values[_valid_mask(values, volume)]  # else the bins would be too coarse
+        if not integers and not valid_mask(np.array(extremes), volume).all():
+            values = values[valid_mask(values, volume)]  # else the bins would be too coarse
             if not values.size:
                 continue
             extremes = float(values.min()), float(values.max())
@@ -208,9 +199,9 @@ def _make_bins(volume: Volume, structures: int) -> _Bins:
     return _Bins(low, high, exact=False, count=_COARSE_BINS)
 
 
-def _valid_mask(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
+def valid_mask(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
     """Return a mask of valid intensities: finite numbers other than the padding."""
-    is_valid = np.ones(values.shape, bool) if volume.padding is None else ~volume.is_padding(values)
+    is_valid = ~volume.is_padding(values)
     return is_valid if values.dtype.kind in "iu" else is_valid & np.isfinite(values)
 
 
@@ -222,15 +213,15 @@ def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[NDArray[Any], ND
     for slab in iter_slabs(layer.labels.shape, SLAB_VOXELS):
         labels = layer.labels[:, :, slab].reshape(-1, order="F")
         values = volume.array[:, :, slab].reshape(-1, order="F")
-        is_valid = _valid_mask(values, volume)
+        is_valid = valid_mask(values, volume)
         if 2 * np.count_nonzero(labels) < labels.size or not is_valid.all():
             is_valid &= labels != 0
             labels, values = labels[is_valid], values[is_valid]
         yield labels, values
 
 
-def _intensities(layer: Layer, volume: Volume, bins: _Bins) -> _Intensities:
-    """Return mean, sd and quantiles of each structure."""
+def _intensities(layer: Layer, volume: Volume, bins: _Bins) -> NDArray[np.float64]:
+    """Return mean, population sd and `QUANTILES` of each structure (S, 7); NaN without voxels."""
     n = len(layer.structures) + 1  # row 0 is for labels without a structure
     histogram, sums = np.zeros((n, bins.count), np.int64), np.zeros(n)
     row_of = _structure_rows(layer)
@@ -252,13 +243,13 @@ def _intensities(layer: Layer, volume: Volume, bins: _Bins) -> _Intensities:
     mean = _ratio(histogram @ value, total)
     square = np.array([h @ (value - m) ** 2 for h, m in zip(histogram, mean, strict=True)])
     quantiles = np.array([_quantiles(h, value[_bins_of_ranks(h)]) for h in histogram])
-    return _Intensities(mean[1:], np.sqrt(_ratio(square, total))[1:], quantiles[1:])
+    return np.column_stack((mean, np.sqrt(_ratio(square, total)), quantiles))[1:]
 
 
 def _refined(
     layer: Layer, volume: Volume, bins: _Bins, histogram: _IntArray, mean: NDArray[np.float64]
-) -> _Intensities:
-    """Return mean, sd and quantiles by a second pass over the voxels in the quantiles' bins."""
+) -> NDArray[np.float64]:
+    """Return the same by a second pass over the voxels in the bins that hold quantiles."""
     rank_bins = np.array([_bins_of_ranks(h) for h in histogram])
     is_needed = np.zeros(histogram.shape, bool)
     np.put_along_axis(is_needed, rank_bins, values=True, axis=1)
@@ -279,7 +270,7 @@ def _refined(
             below = np.cumsum(np.where(is_needed[n], 0, h))[rank_bins[n]]
             quantiles[n] = _quantiles(h, ordered[_ranks(h) - below].astype(np.float64))
     sd = np.sqrt(_ratio(square, histogram.sum(axis=1)))
-    return _Intensities(mean[1:], sd[1:], quantiles[1:])
+    return np.column_stack((mean, sd, quantiles))[1:]
 
 
 def _ranks(histogram: _IntArray) -> _IntArray:
@@ -370,15 +361,17 @@ def resolve_asymmetries(
 def add_ratios(
     measurements: Sequence[Measurement], relations: Relations
 ) -> tuple[Measurement, ...]:
-    """Return measurements with the requested shares and asymmetries; None of an empty whole."""
+    """Return measurements with the requested shares and asymmetries.
+
+    None of an empty whole, and of structures on which a model was not run.
+    """
     by_name = {(m.model, m.label): m for m in measurements}
-    voxels = {name: m.voxels for name, m in by_name.items()}
-    for name, whole in resolve_shares(relations.shares, list(by_name)).items():
-        share, text = share_of(name, whole, voxels), describe(whole)
-        by_name[name] = replace(by_name[name], share=share, share_of=text)
     searched = {
         name: None if Flag.CROP_EMPTY in m.flags else m.voxels for name, m in by_name.items()
     }
+    for name, whole in resolve_shares(relations.shares, list(by_name)).items():
+        share, text = share_of(name, whole, searched), describe(whole)
+        by_name[name] = replace(by_name[name], share=share, share_of=text)
     for name, sides in resolve_asymmetries(relations.asymmetries, list(by_name)).items():
         by_name[name] = replace(
             by_name[name],
@@ -401,10 +394,16 @@ def asymmetry_of(sides: Sides, voxels: Mapping[Name, int | None]) -> float | Non
     return 200 * (n_left - n_right) / total if total else None
 
 
-def share_of(name: Name, whole: Sequence[Name], voxels: Mapping[Name, int]) -> float | None:
-    """Return the share of a structure in a whole, from numbers of voxels on one grid."""
-    total = sum(voxels[member] for member in whole)
-    return voxels[name] / total if total else None
+def share_of(name: Name, whole: Sequence[Name], voxels: Mapping[Name, int | None]) -> float | None:
+    """Return the share of a structure in a whole, from numbers of voxels on one grid.
+
+    None of an empty whole, and of structures with unknown voxels.
+    """
+    own, *counts = [voxels[member] for member in (name, *whole)]
+    if own is None or None in counts:
+        return None
+    total = sum(n for n in counts if n is not None)
+    return own / total if total else None
 
 
 def describe(whole: Sequence[Name]) -> str:

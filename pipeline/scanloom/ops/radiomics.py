@@ -22,15 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import (
-    Grid,
-    Layer,
-    Segmentation,
-    Structure,
-    Volume,
-    lacks_memory,
-)
+from scanloom.core import Grid, Layer, Segmentation, Structure, Volume, lacks_memory
 from scanloom.core.packages import package_version
+from scanloom.ops.measure import finite_or_none, valid_mask
 from scanloom.ops.run_length import iter_slabs
 from scanloom.options import Radiomics
 
@@ -127,7 +121,6 @@ def compute_features(
     -------
     tuple of Features
         One for each structure; those without features have a reason.
-
     """
     computer = _Computer(volume, settings)
     return tuple(
@@ -167,7 +160,7 @@ class _Computer:
         if box is not None:
             own = layer.labels[box] == structure.number
             voxels = int(np.count_nonzero(own))
-            own &= ~_invalid(self._volume.array[box], self._volume)
+            own &= valid_mask(self._volume.array[box], self._volume)
             outer = self._outer(box)
             reason = self._refusal(structure, own, outer)
             if not reason:
@@ -235,7 +228,7 @@ class _Computer:
         )
         mask[tuple(inside)] = own
         values = self._volume.array[outer]
-        image = np.where(_invalid(values, self._volume), self._lowest, values).astype(np.float64)
+        image = np.where(valid_mask(values, self._volume), values, self._lowest).astype(np.float64)
         shifts = [*map(_grid_shift, grid.shape, outer, _spacing(grid), spacing)]
         image = (image - self._shift) / self._scale
         return self._ask_mirp(image, mask, spacing, shifts)
@@ -324,11 +317,10 @@ def _values(image: Any, mask: Any, settings: Any) -> dict[str, float | None]:
     for feature in features:
         feature.clear_cache()
         feature.create_table_name()
-    return {each.table_name: _finite_or_none(each.value) for each in features}
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
+    return {
+        each.table_name: None if each.value is None else finite_or_none(each.value)
+        for each in features
+    }
 
 
 def _spacing(grid: Grid) -> tuple[float, float, float]:
@@ -373,18 +365,12 @@ def _grid_shift(size: int, crop: slice, old: float, new: float) -> float:
     return 0.0 if math.isclose(shift, 1.0, abs_tol=1e-9) else shift
 
 
-def _invalid(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
-    """Return a mask of the values that are padding or not finite."""
-    invalid = volume.is_padding(values)
-    return invalid if values.dtype.kind in "iu" else invalid | ~np.isfinite(values)
-
-
 def _range(volume: Volume) -> tuple[float, float]:
     """Return the smallest and the largest value that is not padding; zeros without any."""
     low, high = math.inf, -math.inf
     for slab in iter_slabs(volume.array.shape):
         values = volume.array[:, :, slab]
-        values = values[~_invalid(values, volume)]
+        values = values[valid_mask(values, volume)]
         if values.size:
             low, high = min(low, float(values.min())), max(high, float(values.max()))
     return (low, high) if low <= high else (0.0, 0.0)
@@ -399,10 +385,10 @@ def _mean_and_sd(volume: Volume, low: float, high: float) -> tuple[float, float]
 
     values: NDArray[Any] = volume.array
     threshold = low + _TISSUE * (high - low)
-    tissue = np.greater_equal(values, threshold) & ~_invalid(values, volume)
+    tissue = np.greater_equal(values, threshold) & valid_mask(values, volume)
     tissue = binary_dilation(binary_erosion(tissue, border_value=1))
     if not tissue.any():
-        tissue = ~_invalid(values, volume)
+        tissue = valid_mask(values, volume)
     count, total, squares = 0, 0.0, 0.0
     for slab in iter_slabs(values.shape):
         in_tissue = values[:, :, slab][tissue[:, :, slab]].astype(np.float64)
@@ -424,11 +410,11 @@ def _mirp_muted() -> Iterator[None]:
     root, default = logging.getLogger(), logging.lastResort
     with _LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        added = default is not None and not root.handlers
-        if added:
-            root.addHandler(default)  # type: ignore[arg-type]
+        added = [] if default is None or root.handlers else [default]
+        for handler in added:
+            root.addHandler(handler)
         try:
             yield
         finally:
-            if added:
-                root.removeHandler(default)  # type: ignore[arg-type]
+            for handler in added:
+                root.removeHandler(handler)

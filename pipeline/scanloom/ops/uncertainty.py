@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -35,16 +36,9 @@ def largest_uncertainty(several: Sequence[Uncertainty | None]) -> Uncertainty | 
         return None
     disagreements = [u.disagreement for u in present if u.disagreement is not None]
     return Uncertainty(
-        _largest([each.entropy for each in present]),
-        _largest(disagreements) if disagreements else None,
+        reduce(np.maximum, (each.entropy for each in present)),
+        reduce(np.maximum, disagreements) if disagreements else None,
     )
-
-
-def _largest(maps: Sequence[Map]) -> Map:
-    largest = maps[0].copy(order="F")
-    for values in maps[1:]:
-        np.maximum(largest, values, out=largest)
-    return largest
 
 
 def add_uncertainty(

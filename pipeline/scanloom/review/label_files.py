@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError, Volume
+from scanloom.core.grid import LPS_TO_RAS_AFFINE
 
 TOLERANCE = 0.02
 """Largest distance between voxel centres, in voxels."""
-_TO_RAS = np.diag((-1.0, -1.0, 1.0, 1.0))
-"""From LPS, as DICOM and ITK have it."""
 _AS_LABELS = {
     Reason.FOUR_D: (Reason.GRID_DIFFERS, "the file has several volumes, the case has one"),
     Reason.ORIENTATION_UNKNOWN: (
@@ -165,7 +164,7 @@ def _difference(shape: tuple[int, ...], affine: NDArray[np.float64], grid: Grid)
     return f"the file has the size of the case, but its first voxel is {apart:.4g} mm away"
 
 
-def _whole(array: NDArray[Any]) -> NDArray[Any]:
+def _whole(array: NDArray[Any]) -> NDArray[np.uint16]:
     """Return labels as whole numbers; LABELS_UNKNOWN if they are not, or too large."""
     if array.dtype.kind == "f":
         if not np.isfinite(array).all() or (array != np.rint(array)).any():
@@ -191,13 +190,10 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     lps = np.eye(4)
     lps[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
     lps[:3, 3] = image.GetOrigin()
-    affine = _TO_RAS @ lps
+    affine = LPS_TO_RAS_AFFINE @ lps
     array = sitk.GetArrayViewFromImage(image)
     stack = array if image.GetNumberOfComponentsPerPixel() > 1 else array[..., None]
-    layers = tuple(
-        _whole(on_grid(stack[..., n].transpose(2, 1, 0), affine, grid, partial=True))
-        for n in range(stack.shape[3])
-    )
+    layers = _layers(stack.transpose(2, 1, 0, 3), affine, grid)
     names = _by_name(_slicer_segments(image))
     for n, layer in enumerate(layers):
         values = {value for index, value in names.values() if index == n}
@@ -237,17 +233,27 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
 
     try:
         dataset = hd.seg.segread(path)
-        volume = dataset.get_volume(combine_segments=False, allow_missing_positions=True)
         described = [dataset.get_segment_description(n) for n in dataset.segment_numbers]
+        try:  # one label map: a layer for each of a hundred segments needs gigabytes
+            volume = dataset.get_volume(combine_segments=True, relabel=True)
+            stack, places = volume.array[..., None], [(0, n + 1) for n in range(len(described))]
+        except (RuntimeError, ValueError):  # segments overlap, or are fractions
+            volume = hd.seg.segread(path).get_volume()  # the failure left tables in the first one
+            stack, places = volume.array, [(n, 1) for n in range(len(described))]
     except Exception as exc:  # a damaged file makes the readers fail in many ways
         detail = f"the file is no DICOM SEG that can be read ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
-    affine = _TO_RAS @ volume.affine
-    layers = tuple(
-        _whole(on_grid(volume.array[..., n], affine, grid, partial=True))
-        for n in range(len(described))
-    )
-    names = _by_name([(str(each.segment_label), (n, 1)) for n, each in enumerate(described)])
+    layers = _layers(stack, LPS_TO_RAS_AFFINE @ volume.affine, grid)
+    labels = [str(each.segment_label) for each in described]
     references = dataset.get("ReferencedSeriesSequence", ())
     series = frozenset(str(each.SeriesInstanceUID) for each in references)
-    return LabelFile(layers, names, grid, series)
+    return LabelFile(layers, _by_name([*zip(labels, places, strict=True)]), grid, series)
+
+
+def _layers(
+    stack: NDArray[Any], affine: NDArray[np.float64], grid: Grid
+) -> tuple[NDArray[np.uint16], ...]:
+    """Return label maps (A, B, C, layers) of segments on a grid, of which they may be a part."""
+    return tuple(
+        _whole(on_grid(stack[..., n], affine, grid, partial=True)) for n in range(stack.shape[3])
+    )

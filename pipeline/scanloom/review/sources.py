@@ -149,20 +149,22 @@ def _find(
     record = latest_by_id(find_sources(out, [number])).get(number)
     if record is None:
         raise ScanError(Reason.ID_UNKNOWN, "the crosswalk lacks the case")
-    for series, phase in _candidates(find(Path(record.path))):
+    for series, phase in _candidates(find(Path(record.path)), _read_options(document)):
         if case_id(series, secret, phase) == number:
             return series, phase, record.study_uid
     raise ScanError(Reason.SERIES_DIFFERS, "another series is where that of the case was")
 
 
-def _candidates(listed: Sequence[Series]) -> Iterator[tuple[Series, int | None]]:
+def _candidates(
+    listed: Sequence[Series], options: ReadOptions
+) -> Iterator[tuple[Series, int | None]]:
     """Yield each series, then each volume of those with several."""
     # the volumes of a series are counted only if no whole series is that of the case: it takes time
     for series in listed:
         yield series, None
     for series in listed:
         try:
-            count = count_volumes(series)
+            count = count_volumes(series, options)
         except ScanError:
             continue
         for phase in range(min(count, MAX_PHASES)):

@@ -45,6 +45,8 @@ def write_bundle(
     configs = folder / "configs"
     configs.mkdir(parents=True, exist_ok=True)
     datalist: Json = dict(cases.items())
+    # as nnU-Net has them in `dataset.json`: an evaluation compares by these names
+    datalist["labels"] = {each.label: list(each.values) for each in recipe.structures}
     if content:
         datalist["content"] = content
     documents = {
@@ -539,7 +541,8 @@ def _trainer(recipe: TrainingRecipe) -> Json:
         {
             "_target_": "ValidationHandler",
             "validator": "@evaluator",
-            "interval": recipe.schedule.validate_every,
+            # a training of fewer epochs is validated at its end
+            "interval": f"$min({recipe.schedule.validate_every}, @epochs)",
             "_disabled_": "$not @validation_cases",
         },
         {

@@ -364,17 +364,18 @@ def _features(
     grid = label.grid
     features = {f"spacing {n}": np.log(each) for n, each in enumerate(grid.spacing)}
     features |= {f"extent {n}": np.log(each) for n, each in enumerate(grid.extent)}
-    values = None if image is None else image.array.astype(np.float64)
+    if image is not None:
+        values = image.array.ravel(order="F").astype(np.float64)
+        mean, deviation = values.mean(), values.std()
+        sums = np.bincount(label.array.ravel(order="F").astype(np.intp), values)
     for structure in recipe.structures:
         count = sum(int(counts.get(value, 0)) for value in structure.values)
         if not count:
             continue
         features[f"size of {structure.label}"] = np.log(count * grid.voxel_volume)
-        if values is None:
-            continue
-        inside = values[np.isin(label.array, structure.values)].mean()
-        brightness = (inside - values.mean()) / values.std()
-        features[f"brightness of {structure.label}"] = brightness
+        if image is not None:
+            inside = sum(sums[value] for value in structure.values if value in counts) / count
+            features[f"brightness of {structure.label}"] = (inside - mean) / deviation
     return {name: float(value) for name, value in features.items()}
 
 

@@ -38,7 +38,13 @@ from scanloom.io.output.crosswalk import (
 )
 from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
-from scanloom.io.output.layout import Owners, identity_of, no_results, published_cases
+from scanloom.io.output.layout import (
+    Owners,
+    identity_of,
+    no_results,
+    published_cases,
+    read_case,
+)
 from scanloom.io.output.private import check_links, read_key_of
 from scanloom.io.output.published import FILE_STAMPS, SOURCE_STAMP, check_files
 from scanloom.io.scan import GridOnlySource, Scan
@@ -64,7 +70,6 @@ Form = Literal["msd", "nnunet", "monai"]
 Status = Literal["accepted", "corrected", "edit", "stale", "unreviewed", "rejected", "disagreed"]
 """Of the latest result: accepted; corrected, and nobody decided since; to be edited; replaced since
 its review; nobody decided; rejected; reviewers differ."""
-STATUSES: tuple[Status, ...] = get_args(Status)
 TAKEN: tuple[Status, ...] = ("accepted", "corrected", "edit", "stale", "unreviewed")
 """Those that may be requested: nobody trains on rejected labels."""
 DEFAULT_FOLDS = 5
@@ -365,7 +370,7 @@ def _read_results(out: Path, options: DatasetOptions, left_out: LeftOut) -> list
             labelled = reference_result(out, folder.name, verdicts)
             for each in {folder, latest, labelled}:
                 check_files(each)
-            if owners.other_case(folder):
+            if owners.other_case(folder.name, read_case(folder)):
                 raise ValueError("the folder holds the result of another case")
             read = [_read_result(out, folder, each) for each in dict.fromkeys((labelled, latest))]
             judged = [_judged(each, verdicts, options) for each in read]

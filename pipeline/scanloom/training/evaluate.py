@@ -44,13 +44,7 @@ from scanloom.training.metrics import (
 Side = Literal["first", "second"]
 """The predictions, and those that they are compared with."""
 Figure = Literal["dice", "hd95_mm", "nsd", "volume_error_ml", "volume_error_percent"]
-FIGURES: Final[tuple[Figure, ...]] = (
-    "dice",
-    "hd95_mm",
-    "nsd",
-    "volume_error_ml",
-    "volume_error_percent",
-)
+FIGURES: Final[tuple[Figure, ...]] = get_args(Figure)
 COMPARED: Final[tuple[Figure, ...]] = ("dice", "hd95_mm", "nsd")
 """Figures of which two predictions are compared: a difference means better or worse."""
 
@@ -641,7 +635,7 @@ class _Boxes:
 
         layer, values = region
         if layer not in self._boxes:
-            self._boxes[layer] = find_objects(self._labels.layers[layer].astype(np.int32))
+            self._boxes[layer] = find_objects(self._labels.layers[layer])
         boxes = self._boxes[layer]
         known = [boxes[value - 1] for value in values if value <= len(boxes)]
         return [box for box in known if box is not None]

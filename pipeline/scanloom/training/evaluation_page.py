@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Final
-from xml.etree import ElementTree as ET
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from scanloom.review.preview.content import acquired_axis
 from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
 from scanloom.review.preview.page import round_length, scale_bar
 from scanloom.review.report.page import hash_source, page_style, page_template
-from scanloom.review.report.pictures import MIN_FOR_QUARTILES, RowChart
+from scanloom.review.report.pictures import BAR, INK, MIN_FOR_QUARTILES, Drawing, RowChart
 from scanloom.training.evaluate import (
     Evaluation,
     Figure,
@@ -71,14 +70,6 @@ class Picture:
     data: str
     text: str
     size: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class WorstCase:
-    """A case with its worst structure, and its pictures."""
-
-    row: StructureRow
-    pictures: tuple[tuple[str, Picture], ...]
 
 
 def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
@@ -170,7 +161,7 @@ def _lowest_structures(evaluation: Evaluation) -> list[StructureSummary]:
 PLOT_WIDTH, PLOT_HEIGHT = 400, 240
 LEFT, RIGHT, BOTTOM, TOP = 58, 310, 40, 12
 """Edges of the area of a plot, in pixels; names of lines are right of it."""
-_INK, _DOT, _SOFT = "#1b1f24", "#3b6ea8", "#7a8794"
+_SOFT = "#7a8794"
 
 
 def _volume_plot(summary: StructureSummary, agreements: Sequence[Agreement]) -> tuple[str, Picture]:
@@ -185,8 +176,8 @@ def _volume_plot(summary: StructureSummary, agreements: Sequence[Agreement]) -> 
         "mean of both volumes, ml",
         "error, ml",
     )
-    plot.level(0.0, _INK)
-    plot.level(mean_error, _DOT, f"mean {plain_number(mean_error, 3, '+')}")
+    plot.level(0.0, INK)
+    plot.level(mean_error, BAR, f"mean {plain_number(mean_error, 3, '+')}")
     for limit in limits:
         plot.level(limit, _SOFT, plain_number(limit, 3, "+"))
     for mean, error in zip(means, errors, strict=True):
@@ -198,7 +189,7 @@ def _volume_plot(summary: StructureSummary, agreements: Sequence[Agreement]) -> 
     title = summary.structure.replace("_", " ")
     if summary.side == "second":
         title += f" ({SIDE_TITLES['second']})"
-    return title, Picture(plot.inline(), text, (PLOT_WIDTH, PLOT_HEIGHT))
+    return title, Picture(_inline(plot.svg(), "svg+xml"), text, plot.size)
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:
@@ -209,7 +200,7 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
     return low - reach, high + reach
 
 
-class _Plot:
+class _Plot(Drawing):
     """An SVG with dots over two linear axes.
 
     Parameters
@@ -221,21 +212,17 @@ class _Plot:
     def __init__(
         self, across: tuple[float, float], up: tuple[float, float], name_x: str, name_y: str
     ) -> None:
+        super().__init__((PLOT_WIDTH, PLOT_HEIGHT), 11)
         self._across, self._up = across, up
-        size = {"width": str(PLOT_WIDTH), "height": str(PLOT_HEIGHT)}
-        box = f"0 0 {PLOT_WIDTH} {PLOT_HEIGHT}"
-        font = {"font-family": "sans-serif", "font-size": "11"}
-        self._svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "viewBox": box})
-        self._svg.attrib |= size | font
-        self._path(LEFT, TOP, LEFT, PLOT_HEIGHT - BOTTOM, _INK)
-        self._path(LEFT, PLOT_HEIGHT - BOTTOM, RIGHT, PLOT_HEIGHT - BOTTOM, _INK)
+        self._line(LEFT, TOP, LEFT, PLOT_HEIGHT - BOTTOM)
+        self._line(LEFT, PLOT_HEIGHT - BOTTOM, RIGHT, PLOT_HEIGHT - BOTTOM)
         for value in _ticks(across):
             x, low = self._x(value), PLOT_HEIGHT - BOTTOM
-            self._path(x, low, x, low + 4, _INK)
+            self._line(x, low, x, low + 4)
             self._text(x, low + 14, plain_number(value, 6), "middle")
         for value in _ticks(up):
             y = self._y(value)
-            self._path(LEFT - 4, y, LEFT, y, _INK)
+            self._line(LEFT - 4, y, LEFT, y)
             self._text(LEFT - 7, y, plain_number(value, 6), "end")
         self._text((LEFT + RIGHT) / 2, PLOT_HEIGHT - 8, name_x, "middle")
         middle = (TOP + PLOT_HEIGHT - BOTTOM) / 2
@@ -244,17 +231,12 @@ class _Plot:
     def level(self, value: float, ink: str, name: str = "") -> None:
         """Draw a line across, with its name at its right end."""
         y = self._y(value)
-        self._path(LEFT, y, RIGHT, y, ink, **{"stroke-dasharray": "4 3"} if name else {})
+        self._line(LEFT, y, RIGHT, y, ink, **{"stroke-dasharray": "4 3"} if name else {})
         self._text(RIGHT + 4, y, name, "start")
 
     def dot(self, x: float, y: float) -> None:
         """Draw a case."""
-        at = {"cx": f"{self._x(x):.1f}", "cy": f"{self._y(y):.1f}", "r": "2.5"}
-        ET.SubElement(self._svg, "circle", {**at, "fill": _DOT, "fill-opacity": "0.6"})
-
-    def inline(self) -> str:
-        """Return the address of the picture in a page."""
-        return _inline(ET.tostring(self._svg), "svg+xml")
+        self._dot(self._x(x), self._y(y), 2.5, **{"fill-opacity": "0.6"})
 
     def _x(self, value: float) -> float:
         low, high = self._across
@@ -264,14 +246,6 @@ class _Plot:
         low, high = self._up
         bottom = PLOT_HEIGHT - BOTTOM
         return bottom - (value - low) / (high - low) * (bottom - TOP)
-
-    def _path(self, x1: float, y1: float, x2: float, y2: float, ink: str, **more: str) -> None:
-        at = f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"
-        ET.SubElement(self._svg, "path", {"d": at, "stroke": ink, **more})
-
-    def _text(self, x: float, y: float, text: str, anchor: str, **more: str) -> None:
-        at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "dy": ".35em", "text-anchor": anchor, "fill": _INK}
-        ET.SubElement(self._svg, "text", at | more).text = text
 
 
 def _ticks(ends: tuple[float, float]) -> list[float]:
@@ -285,8 +259,10 @@ def _ticks(ends: tuple[float, float]) -> list[float]:
 # --- pictures of the worst cases ------------------------------------------------------------------
 
 
-def _worst_cases(evaluation: Evaluation, labels: Names | None) -> Iterator[WorstCase]:
-    """Yield the cases with the lowest Dice of a structure, once each, with pictures."""
+def _worst_cases(
+    evaluation: Evaluation, labels: Names | None
+) -> Iterator[tuple[StructureRow, tuple[tuple[str, Picture], ...]]]:
+    """Yield the cases with the lowest Dice of a structure, once each, with titles and pictures."""
     rows = [r for r in evaluation.rows if r.side == "first" and r.agreement.outcome != "absent"]
     # of structures without overlap, the largest error comes first
     rows.sort(key=lambda r: (r.agreement.dice, -abs(r.agreement.volume_error_ml), r.case))
@@ -298,7 +274,7 @@ def _worst_cases(evaluation: Evaluation, labels: Names | None) -> Iterator[Worst
             pictures = _pictures(row, evaluation, labels)
         except (ScanError, OSError):  # changed or lost since it was compared
             pictures = ()
-        yield WorstCase(row, pictures)
+        yield row, pictures
 
 
 def _pictures(

@@ -45,6 +45,8 @@ _SEGMENT_SUFFIXES: Final = (".seg.nrrd", ".dcm")
 """Formats of segments, which may leave out slices of the scan."""
 _SUFFIXES: Final = (*_SEGMENT_SUFFIXES, *VOLUME_SUFFIXES)
 _DOCUMENTS: Final = ("dataset.json", "datalist.json")
+_CONFIGS: Final = "configs"
+"""Folder of a bundle's list of cases."""
 _TESTS: Final = ("test", "testing")
 _TRAINING: Final = ("training", "validation")
 """Lists of a description of a dataset."""
@@ -145,7 +147,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
     ----------
     path : Path
         An output folder; a dataset of MSD, nnU-Net or MONAI, of which the cases that are set aside
-        for testing count, or all if there are none; a folder of label maps, or one of them.
+        for testing count, or all if there are none; a bundle of `scanloom train`, of which those
+        count that it held out; a folder of label maps, or one of them.
     key : Path or None
         File with the key of an output folder, whose cases also have the names of their scans'
         files; None for the user's own. It is not needed for a folder without the crosswalk.
@@ -157,8 +160,9 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
     Raises
     ------
     ScanError
-        NOT_FOUND; NO_REFERENCE if there is no label map; LABELS_UNKNOWN if a dataset can't be
-        read; KEY_MISMATCH and other errors of the key.
+        NOT_FOUND; NO_REFERENCE if there is no label map; DAMAGED or LABELS_UNKNOWN if a dataset
+        can't be read; TRAINING_DATA if a bundle held out no case; KEY_MISMATCH and other errors of
+        the key.
     """
     if path.is_file():
         return LabelSet((_file_labels(path, case_name(path.name)),), is_file=True)
@@ -166,13 +170,16 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
         raise ScanError(Reason.NOT_FOUND, "this path does not exist", str(path))
     if (path / "cases").is_dir():
         return _results(path, key, corrected=corrected)
-    cases = _dataset_cases(path)
+    if of_bundle := _document(path / _CONFIGS):
+        cases, training = _held_out(path, of_bundle)
+    else:
+        cases, training = _dataset_cases(path), _training_names(path)
     if not cases:
         detail = "this folder has no label map (its subfolders don't count), and is no output "
         detail += "folder and no dataset"
         raise ScanError(Reason.NO_REFERENCE, detail, str(path))
     cases.sort(key=lambda case: case.name)
-    return LabelSet(tuple(cases), training=_training_names(path) - {case.name for case in cases})
+    return LabelSet(tuple(cases), training=training - {case.name for case in cases})
 
 
 def _stem(name: str) -> str:
@@ -184,6 +191,11 @@ def _stem(name: str) -> str:
 def case_name(file: str) -> str:
     """Return the name of a file's case: macOS writes an umlaut as two characters."""
     return unicodedata.normalize("NFC", _stem(file))
+
+
+def _scan_name(file: Path) -> str:
+    """Return the name of a scan's case: nnU-Net numbers the channels of images."""
+    return case_name(file.name).removesuffix("_0000")
 
 
 def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
@@ -216,8 +228,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         if record is not None:
             source = Path(record.path)
             around = source.parent.name  # files of one name have folders of their own
-            # nnU-Net numbers the channels of images
-            file = case_name(source.name).removesuffix("_0000")
+            file = _scan_name(source)
             names += [record.id, f"{around}/{file}", file]
             patient = named_patient(record)
         judged = verdicts.get(folder.name, {}) if is_reviewed else None
@@ -266,13 +277,15 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
     grid = own if grid is None else grid
     layers = [on_grid(each, own.affine, grid) for each in maps.values()]
     if verdicts is not None:
-        for label in [each for each in regions if statuses[each] not in ("accepted", "corrected")]:
-            layer, values = regions.pop(label)
-            layers[layer] = np.where(np.isin(layers[layer], values), 0, layers[layer])
+        unapproved = [n for n in regions if statuses[n] not in ("accepted", "corrected")]
+        dropped = [regions.pop(label) for label in unapproved]
         if not regions:
             phrases = {"stale": "replaced since its review"}
             listed = " and ".join(sorted({phrases.get(each, each) for each in statuses.values()}))
             raise ScanError(Reason.NOT_REVIEWED, f"the reference is {listed}")
+        for n, layer in enumerate(layers):
+            numbers = [value for of_layer, values in dropped if of_layer == n for value in values]
+            layers[n] = np.where(np.isin(layer, numbers), 0, layer) if numbers else layer
     return Labels(tuple(layers), regions, grid)
 
 
@@ -291,9 +304,11 @@ def _file_labels(
     patient: str = "",
 ) -> CaseLabels:
     """Return the labels of a file; `values` are those that a dataset names."""
+    # a list may pair `segmentation-0` with `volume-0`
+    of_image = () if image is None else (_scan_name(image),)
     return CaseLabels(
         name,
-        (name,),
+        tuple(dict.fromkeys((name, *of_image))),
         patient,
         path,
         has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
@@ -326,36 +341,48 @@ def _image(path: Path | None) -> Volume | None:
 def _dataset_cases(folder: Path) -> list[CaseLabels]:
     """Return the label maps of a dataset, or of a folder of files."""
     document = _document(folder)
-    tests, training = (_listed(folder, document, each) for each in (_TESTS, _TRAINING))
-    names, patients = value_names(document), _patients(folder)
-    for listed, labels, images in (
-        (tests, "labelsTs", "imagesTs"),
-        (training, "labelsTr", "imagesTr"),
-    ):
-        files = listed or [(file, None) for file in _files(folder / labels)]
-        if files:
-            scans = _scans(folder / images)
-            of_cases = _case_names([file for file, _ in files])
-            return [
-                _file_labels(
-                    file,
-                    name,
-                    names,
-                    folder / image if image else scans.get(name),
-                    patients.get(name, ""),
-                )
-                for name, (file, image) in zip(of_cases, files, strict=True)
-            ]
-    scans = {}
+    for subsets, end in ((_TESTS, "Ts"), (_TRAINING, "Tr")):
+        files = _listed(folder, document, subsets)
+        if files := files or [(file, None) for file in _files(folder / f"labels{end}")]:
+            return _listed_cases(folder, files, document, _scans(folder / f"images{end}"))
+    root, scans = folder, dict[str, Path]()
     if not document and folder.name.startswith("labels"):  # of a dataset
-        names = value_names(_document(folder.parent))
-        scans = _scans(folder.parent / folder.name.replace("labels", "images", 1))
-        patients = _patients(folder.parent)
+        root = folder.parent
+        document = _document(root)
+        scans = _scans(root / folder.name.replace("labels", "images", 1))
+    return _listed_cases(root, [(file, None) for file in _files(folder)], document, scans)
+
+
+def _listed_cases(
+    root: Path,
+    files: Sequence[tuple[Path, str | None]],
+    document: Mapping[str, Any],
+    scans: Mapping[str, Path],
+) -> list[CaseLabels]:
+    """Return the label maps of a dataset with its description; images are listed or in `scans`."""
+    names, patients = value_names(document), _patients(root)
+    of_cases = _case_names([file for file, _ in files])
     return [
-        _file_labels(file, name, names, scans.get(name), patients.get(name, ""))
-        for file in _files(folder)
-        for name in [case_name(file.name)]
+        _file_labels(
+            file, name, names, root / image if image else scans.get(name), patients.get(name, "")
+        )
+        for name, (file, image) in zip(of_cases, files, strict=True)
     ]
+
+
+def _held_out(bundle: Path, document: Mapping[str, Any]) -> tuple[list[CaseLabels], frozenset[str]]:
+    """Return the cases that a training held out, and the names of those that it has seen."""
+    try:
+        root = Path(read_json(bundle / _CONFIGS / "train.json")["data_root"])
+    except (OSError, ValueError, LookupError, TypeError) as exc:
+        detail = "configs/train.json does not say where the cases of this bundle are"
+        raise ScanError(Reason.TRAINING_DATA, detail, str(bundle)) from exc
+    files = _listed(root, document, _TESTS)
+    if not files:
+        detail = "the recipe of this bundle held out no case (hold_out)"
+        raise ScanError(Reason.TRAINING_DATA, detail, str(bundle))
+    seen = _all_names(_listed(root, document, _TRAINING))
+    return _listed_cases(root, files, document, {}), seen
 
 
 def _listed(
@@ -376,8 +403,15 @@ def _training_names(folder: Path) -> frozenset[str]:
         folder, document = folder.parent, _document(folder.parent)
     if not document:
         return frozenset()
-    listed = [file for file, _ in _listed(folder, document, _TRAINING)]
-    return frozenset(_case_names(listed or _files(folder / "labelsTr")))
+    listed = _listed(folder, document, _TRAINING)
+    return _all_names(listed or [(file, None) for file in _files(folder / "labelsTr")])
+
+
+def _all_names(files: Sequence[tuple[Path, str | None]]) -> frozenset[str]:
+    """Return the names of label maps, and of their images where these tell cases apart."""
+    images = [_scan_name(Path(image)) for _, image in files if image]
+    further = images if len(set(images)) == len(images) else ()
+    return frozenset((*_case_names([file for file, _ in files]), *further))
 
 
 def _patients(folder: Path) -> dict[str, str]:
@@ -394,9 +428,11 @@ def recorded(folder: Path, name: Literal["patient", "fold"]) -> dict[str, int]:
 
 
 def _case_names(files: Sequence[Path]) -> list[str]:
-    """Return the names of files; if some are equal, those of their folders."""
+    """Return the names of files; if some are equal, those of their folders, unless these are."""
     names = [case_name(file.name) for file in files]
-    return names if len(set(names)) == len(names) else [file.parent.name for file in files]
+    folders = [file.parent.name for file in files]
+    is_by_folder = len(set(names)) < len(files) == len(set(folders))
+    return folders if is_by_folder else names
 
 
 def _files(folder: Path) -> list[Path]:
@@ -413,7 +449,7 @@ def _scans(folder: Path) -> dict[str, Path]:
     """Return the images of a dataset by the names of their label maps; the first channel counts."""
     scans: dict[str, Path] = {}
     for file in _files(folder):
-        scans.setdefault(case_name(file.name).removesuffix("_0000"), file)
+        scans.setdefault(_scan_name(file), file)
     return scans
 
 
@@ -422,15 +458,15 @@ def _document(folder: Path) -> dict[str, Any]:
     for name in _DOCUMENTS:
         try:
             document = json.loads(read_regular_file(folder / name, MAX_LIST_BYTES))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as exc:
             detail = f"{name} can't be read ({type(exc).__name__})"
             raise ScanError(Reason.UNREADABLE, detail, str(folder)) from exc
         except (ValueError, RecursionError) as exc:
-            raise ScanError(Reason.LABELS_UNKNOWN, f"{name} is not JSON", str(folder)) from exc
+            raise ScanError(Reason.DAMAGED, f"{name} is not JSON", str(folder)) from exc
         if not isinstance(document, dict):
-            raise ScanError(Reason.LABELS_UNKNOWN, f"{name} is not an object", str(folder))
+            raise ScanError(Reason.DAMAGED, f"{name} is not a JSON object", str(folder))
         return document
     return {}
 

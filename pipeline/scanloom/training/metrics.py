@@ -31,6 +31,8 @@ of 1 mm are often equal to the tolerance, and a spacing of 1.0000001 mm must not
 RESAMPLES = 10_000
 """Bootstrap resamples: the ends of an interval then vary by less than a fiftieth of its width."""
 _SEED = 20_180_912
+_SLAB_VOXELS = 4 << 20
+"""Voxels whose surfaces are found at a time: MONAI needs some 100 bytes for each."""
 _BLOCK = 500
 """Resamples at a time, which bounds memory to 500 numbers per patient."""
 
@@ -141,19 +143,26 @@ def surface_distances(
         from monai.metrics.utils import get_mask_edges
 
     # an element lies between eight voxels, so that the outermost ones need a margin
-    padded = [torch.from_numpy(np.pad(mask, 1)) for mask in (reference, prediction)]
-    edges = get_mask_edges(*padded, crop=False, spacing=grid.spacing)
+    padded = [np.pad(mask, 1) for mask in (reference, prediction)]
     # plain spacing where axes are at right angles: a product with a rotation is not exact, and
     # many distances are equal to the tolerance
     to_mm = grid.affine[:3, :3].T if grid.sheared else np.diag(grid.spacing)
-    points, areas = [], []
-    for is_surface, area in ((edges[0], edges[2]), (edges[1], edges[3])):
-        points.append(np.argwhere(is_surface.numpy()) @ to_mm)
-        areas.append(area[is_surface].numpy().astype(np.float64))
-    (first, second) = (
-        KDTree(opposite).query(own)[0] for own, opposite in (points, reversed(points))
+    points: tuple[list[Any], list[Any]] = [], []
+    areas: tuple[list[Any], list[Any]] = [], []
+    slices = max(1, _SLAB_VOXELS // padded[0][0].size)
+    for start in range(0, len(padded[0]) - 1, slices):
+        slab = [torch.from_numpy(mask[start : start + slices + 1]) for mask in padded]
+        edges = get_mask_edges(*slab, crop=False, spacing=grid.spacing)
+        for n, (is_surface, area) in enumerate(zip(edges[:2], edges[2:], strict=True)):
+            at = np.argwhere(is_surface.numpy())
+            at[:, 0] += start
+            points[n].append(at @ to_mm)
+            areas[n].append(area[is_surface].numpy().astype(np.float64))
+    first, second = map(np.concatenate, points)
+    return (
+        (KDTree(second).query(first)[0], np.concatenate(areas[0])),
+        (KDTree(first).query(second)[0], np.concatenate(areas[1])),
     )
-    return (first, areas[0]), (second, areas[1])
 
 
 @dataclass(frozen=True)

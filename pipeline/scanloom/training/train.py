@@ -358,7 +358,7 @@ def measure(prepared: Prepared) -> Measured:
         epochs,
         float(row["seconds"]) / MEASURED_STEPS,
         float(row["validation_seconds"] or 0) * count,
-        epochs // plan.validate_every if count else 0,
+        epochs // min(plan.validate_every, epochs) if count else 0,
         int(row["memory_bytes"]) + _cached_bytes(prepared),
     )
 

@@ -82,6 +82,8 @@ def test_sides_are_those_of_cid_244(side: Code) -> None:
         ("kidney_left", "Kidney", LEFT, ANATOMY),
         ("Right Kidney", "Kidney", RIGHT, ANATOMY),
         ("Left Kideny", "Kidney", LEFT, ANATOMY),
+        ("Kidney_L", "Kidney", LEFT, ANATOMY),
+        ("Parotid_R", "Parotid gland", RIGHT, ANATOMY),
         ("Right adrenal gland", "Adrenal gland", RIGHT, ANATOMY),
         ("lung_upper_lobe_left", "Upper lobe of lung", LEFT, ANATOMY),
         ("left lung upper lobe", "Upper lobe of lung", LEFT, ANATOMY),

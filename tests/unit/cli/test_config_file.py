@@ -207,6 +207,7 @@ def test_an_option_of_another_meaning_takes_no_default_of_other_commands(
         ("train recipe.yaml", 2, "Missing option '--out'"),
         ("models bundle ct_tissue", 2, "Missing option '--out'"),
         ("run ct_tissue archive", 65, "archive: "),
+        ("run ct_tissue -i archive", 65, "archive: "),
         ("run ct_tissue archive --words liver", 2, "missing: name a source of SITE"),
         ("run ct_tissue archive --from pacs", 2, "give it without PATH and --shard"),
         ("segment scan.nii -m ct_tissue -o a.nii.gz --also image", 65, "would be further files"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save
 
 from scanloom.cards.card_file import card_digest, read_card
@@ -19,6 +20,7 @@ from scanloom.convert.conversion import IMPORTED_ONCE, convert_model, load_card
 from scanloom.convert.provenance import file_digest
 from scanloom.convert.readers import read_model, readers
 from scanloom.convert.store import find_model
+from scanloom.convert.weights import NNUNET_KEY
 from scanloom.core import ScanError, user_cache_folder
 from scanloom.io.system import sandbox
 from support.bundles import saved, spleen_config, spleen_metadata, write_bundle
@@ -116,11 +118,7 @@ def test_a_stage_next_to_the_model_counts(tmp_path: Path) -> None:
     folder = write_model(tmp_path, changed, configuration="3d_cascade_fullres")
     before = card_digest(load_card(folder))
 
-    file = stage / "fold_0" / "checkpoint_final.pth"
-    second_model = write_model(
-        tmp_path / "other", changed, configuration="3d_lowres", folds=("0", "1")
-    )
-    file.write_bytes((second_model / "fold_1" / "checkpoint_final.pth").read_bytes())
+    _change_weights(stage)
 
     assert card_digest(load_card(folder)) != before
 
@@ -226,7 +224,7 @@ def test_links_to_models_elsewhere_are_followed(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / model.name).symlink_to(model)
     before = card_digest(load_card(folder))
-    _replace_weights(model, tmp_path / "other")
+    _change_weights(model)
 
     assert card_digest(load_card(folder)) != before
 
@@ -238,7 +236,7 @@ def test_links_to_datasets_of_a_task_are_followed(name: str, tmp_path: Path) -> 
     dataset = dataset.rename(tmp_path / dataset.name)
     (weights / name).symlink_to(dataset)
     before = card_digest(load_card(weights / "total_mr"))
-    _replace_weights(next(dataset.glob("*__*")), tmp_path / "other")
+    _change_weights(next(dataset.glob("*__*")))
 
     assert card_digest(load_card(weights / "total_mr")) != before
 
@@ -256,10 +254,12 @@ def test_datasets_next_to_a_model_do_not_count(cache: Path, tmp_path: Path) -> N
     assert (entry / "card.json").stat().st_ino == inode
 
 
-def _replace_weights(model: Path, folder: Path) -> None:
-    """Put the weights of a second fold in the place of the first."""
-    second = write_model(folder, folds=("0", "1")) / "fold_1" / "checkpoint_final.pth"
-    shutil.copyfile(second, model / "fold_0" / "checkpoint_final.pth")
+def _change_weights(model: Path) -> None:
+    """Change the weights of the first fold."""
+    file = model / "fold_0" / "checkpoint_final.pth"
+    content = torch.load(file, weights_only=False)
+    next(iter(content[NNUNET_KEY].values())).add_(1.0)
+    torch.save(content, file)
 
 
 @pytest.mark.thorough

@@ -318,6 +318,11 @@ REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
     "layout": (card("title: Two", "layout: first\ntitle: Two"), "MODEL_DAMAGED", "layout is not"),
     "no structures": (card("structures:", "limitations: []\n#"), "MODEL_DAMAGED", "structures are"),
     "structure 0": (card("{1: spleen", "{0: spleen"), "MODEL_DAMAGED", "structures.0"),
+    "a field of no structure": (
+        card("2: Left kidney", "2: {name: Left kidney, colour: [1, 2, 3]}"),
+        "MODEL_DAMAGED",
+        "structures.2: colour: is unknown",
+    ),
     "not YAML": (card("{", "{{"), "MODEL_DAMAGED", "card.yaml is not valid YAML"),
 }
 

@@ -120,13 +120,15 @@ def test_format_is_named_with_what_it_lacks_and_what_to_do(name: str, tmp_path: 
 
 
 def test_a_folder_of_models_asks_for_one_of_them(tmp_path: Path) -> None:
-    for name in ("one", "two"):
+    for name, said in (
+        ("one", "the model is in its folder one; give that"),
+        ("two", "2 models are in folders of this one"),
+    ):
         write_bundle(tmp_path / name)
 
-    with pytest.raises(ScanError, match="2 models are in folders of this one") as refused:
-        find_model(str(tmp_path))
-
-    assert refused.value.reason is Reason.MODEL_UNKNOWN
+        with pytest.raises(ScanError, match=said) as refused:
+            find_model(str(tmp_path))
+        assert refused.value.reason is Reason.MODEL_UNKNOWN
 
 
 def test_a_bundle_without_weights_but_torchscript_says_so(tmp_path: Path) -> None:

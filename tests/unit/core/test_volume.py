@@ -55,3 +55,12 @@ def test_what_is_no_volume_can_not_be_made(array, modality, says):
     """Shape, numbers and modality are checked once, when it is made."""
     with pytest.raises(ValueError, match=says):
         Volume(array, GRID, "HU", modality)
+
+
+def test_padding_equals_its_voxels_in_any_precision():
+    array = np.full((4, 3, 2), -200.1, np.float32)
+    volume = Volume(array, GRID, "HU", "CT", padding=-200.1)
+    assert volume.is_padding(volume.array).all()
+    assert volume.is_padding(volume.array.astype(np.float64)).all()
+    assert Volume(array.astype(np.int16), GRID, "HU", "CT", padding=-200.1).padding == -200.1
+    assert not Volume(array, GRID, "HU", "CT", padding=1e300).is_padding(array).any()

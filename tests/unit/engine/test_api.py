@@ -59,6 +59,8 @@ def test_every_option_is_a_keyword_with_its_default_and_an_option_of_the_command
         ({"gaps": "fill"}, "gaps must be one of"),
         ({"names": "patient"}, "names must be one of"),
         ({"precision": "double"}, "precision must be one of"),
+        ({"device": "gpu"}, 'device must be "auto", "cpu", .*, such as cuda:0, got \'gpu\''),
+        ({"orientation": "up"}, "orientation must be axis codes .*, such as RAS, got 'UP'"),
         ({"also": "pictures"}, "also must be of"),
         ({"structures": ""}, "structures must name at least one"),
         ({"structures": " , "}, "structures must name at least one"),
@@ -282,6 +284,7 @@ def test_messages_name_keywords_that_exist() -> None:
         ("use --archives or its path", "use `archives=` or its path"),
         ("run with --debug", "run with --debug"),
         ("See `--cluster` in the docs", "See `--cluster` in the docs"),
+        ("Name them with `dataset --structures`", "Name them with `dataset --structures`"),
     ],
 )
 def test_errors_speak_of_keywords(message: str, in_words_of_python: str) -> None:

@@ -31,6 +31,7 @@ from scanloom.engine.plan import ExecutionSite, PlannedCase, RunPlan
 from scanloom.engine.planning import (
     choose_cases,
     compare_devices,
+    find_site,
     make_plan,
     save_plan,
     summarize,
@@ -293,6 +294,21 @@ def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
     assert compare_with_plan(tmp_path, course, Request(workflow, cards)) is None
 
 
+def test_a_worker_of_two_has_half_of_the_memory() -> None:
+    """As the workers of the run take it."""
+    one, two = (
+        find_site(
+            Request(
+                make_workflow(name="w", models=["m"], execution={"workers": n, "device": "cpu"}),
+                (find_model("ct_tissue"),),
+            )
+        ).host
+        for n in (1, 2)
+    )
+    assert one
+    assert two == one // 2
+
+
 @pytest.fixture
 def workflow() -> Workflow:
     return make_workflow(name="tissues", models=["ct_tissue"], select={"modality": "CT"})
@@ -462,6 +478,9 @@ def test_a_plan_tries_cases_where_it_knows_too_little(
     costs = Costs()
     costs.learn([CaseCost(32 * 32 * 16.0, TINY, 0.1, 0.5, 1e4)], 2.0)
     costs.save(name)
+    killed = tmp_path / "out" / "private" / "trial-killed"  # of a plan before
+    killed.mkdir(parents=True)
+    (killed / "lock").touch()
 
     ended = scanloom("plan", page, tmp_path / "in", "--out", tmp_path / "out", "--json")
 

@@ -11,7 +11,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from scanloom.core import Grid, Layer, Reason, ScanError, Segmentation, Structure
+from scanloom.core import Flag, Grid, Layer, Reason, ScanError, Segmentation, Structure
 from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.engine.revisions import Correction, _by_name, publish_revision, take_file
 from scanloom.io.extras.segnrrd import write_seg_nrrd
@@ -60,13 +60,15 @@ def test_labels_of_a_result_that_a_run_replaced_are_no_correction_of_the_new_one
     assert latest_result(tmp_path / "out", case.name) == case
 
 
-@pytest.mark.parametrize("document", ["segments.json", "case.json"])
-def test_no_correction_of_a_damaged_revision_is_taken(tmp_path: Path, document: str) -> None:
+@pytest.mark.parametrize("document", ["segments.json", "case.json", "case.json of the case"])
+def test_no_correction_of_a_damaged_result_is_taken(tmp_path: Path, document: str) -> None:
     case = review_cases.publish(tmp_path, review_cases.scan_array(), review_cases.affine_of())
     [(file, labels)] = read_label_maps(case).items()
-    correction = Correction({file: labels * 0}, "r1", "brush", seen_of(case))
-    revision = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
-    (revision / document).write_text("{")
+    damaged = case
+    if "of the case" not in document:
+        correction = Correction({file: labels * 0}, "r1", "brush", seen_of(case))
+        damaged = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
+    (damaged / document.split()[0]).write_text("{")
 
     with pytest.raises(ScanError) as caught:
         take_file(tmp_path / "out", case / file, case.name, "r1", key=tmp_path / "key")
@@ -75,13 +77,19 @@ def test_no_correction_of_a_damaged_revision_is_taken(tmp_path: Path, document: 
 
 
 class WithRanges(review_cases.Bands):
-    """Its first structure is usually larger than any scan."""
+    """Its first structure is usually larger than any scan, and was cut off by a crop."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         large = Range(1e6, 2e6)
         usual = ReferenceRange(self.card.structures[0].label, "volume_ml", large, "A test.")
         self.card = replace(self.card, reference_ranges=(usual,))
+
+    def predict(self, *arguments: Any, **more: Any) -> Segmentation:
+        found = super().predict(*arguments, **more)
+        cut = (Flag.CROP_CUT,)
+        by_label = dict.fromkeys(found.labels, ()) | {found.labels[0]: cut}
+        return replace(found, flags=cut, flags_by_label=by_label)
 
 
 def test_flags_of_a_revision_are_those_of_its_own_labels(tmp_path: Path) -> None:
@@ -104,6 +112,7 @@ def test_flags_of_a_revision_are_those_of_its_own_labels(tmp_path: Path) -> None
     assert "OUT_OF_RANGE" in measured[1]
     assert "EMPTY" not in measured[1]
     assert "EMPTY" in measured[2]
+    assert [n for n, flags in measured.items() if "CROP_CUT" in flags] == [1]
     correction = Correction({file: labels}, "r1", "brush", seen_of(revision))
     again = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
     assert flags_in(again) == flags_in(case)

@@ -21,15 +21,12 @@ class Out:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.workflow = folder, Workflow(name="test", models=["ct_tissue"])
-        self.runs = 0
 
     def begin(self, recipe: str, shard: Shard = None) -> StatusWriter:
-        """Begin a run as `run` does; the order of the runs is that of their names."""
-        created = create_run_folder(self.folder, self.workflow, [], recipe, shard)
-        self.runs += 1
-        folder = self.folder / RUNS / f"{self.runs}-{created}"
-        (self.folder / RUNS / created).rename(folder)
-        return StatusWriter(folder.name, folder, period=0.005)
+        """Begin a run as `run` does."""
+        name = create_run_folder(self.folder, self.workflow, [], recipe, shard)
+        assert max(path.name for path in (self.folder / RUNS).iterdir()) == name
+        return StatusWriter(name, self.folder / RUNS / name, period=0.005)
 
     def end(self, recipe: str, shard: Shard, state: str = "done") -> None:
         self.begin(recipe, shard).close(state)

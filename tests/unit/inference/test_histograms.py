@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,13 +54,25 @@ def test_scale_ends_below_the_brightest_voxels(negative: float) -> None:
     assert float(scaled.max()) == 255.0
 
 
-@pytest.mark.parametrize("value", [0.0, 7.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("steps", [(ScaleHistogram(), Round()), (ScaleQuantiles(0.05, 0.95),)])
+def test_a_value_that_is_not_finite_is_not_hidden(value: float, steps: tuple[Any, ...]) -> None:
+    """The scan is refused after all steps, of which some would limit it."""
+    image = torch.from_numpy(scan())
+    image[3, 4, 5] = value
+
+    changed = apply_steps(image, (*steps, ScaleQuantiles(0.02, 0.98, clip=True)))
+
+    assert bool(changed.isnan().all())
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0])
 def test_a_scan_without_contrast_stays(value: float) -> None:
     image = torch.full(SHAPE, value)
 
     scaled = apply_steps(image.clone(), (ScaleHistogram(),))
 
-    assert torch.equal(scaled, image) or math.isnan(value)
+    assert torch.equal(scaled, image)
 
 
 def test_rounding_takes_the_even_number_of_two() -> None:

@@ -146,6 +146,9 @@ def test_a_fitting_plan_is_chosen_before_any_allocation(tmp_path: Path) -> None:
         first_fitting(iter(ways), card, plan, 2, MemoryLimits(host=least - 1))
     assert caught.value.reason is Reason.OUT_OF_MEMORY
     assert format_bytes(least) in caught.value.detail
+    on_device = list(fallback_plans(CUDA, torch.float32, Budget()))
+    with pytest.raises(ScanError, match="more on cuda, 1 MiB are left"):
+        first_fitting(iter(on_device), card, plan, 2, MemoryLimits(2**40, 2**20))
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tempfile
 import threading
 from pathlib import Path
 
@@ -59,8 +60,17 @@ def test_without_a_session_there_is_one_for_the_process(compressed: Path) -> Non
         thread.join()
     assert seen == [current_session()]
     files = only_series(compressed).files
-    assert scanloom.load_volume(compressed).grid.shape[2] == 3
     assert only_series(compressed).files == files
+
+
+def test_loading_leaves_no_unpacked_files(
+    compressed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    assert scanloom.load_volume(compressed).grid.shape[2] == 3
+    assert not any(scratch.iterdir())
 
 
 def test_a_thread_can_enter_a_session(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from scanloom.core import (
     Structure,
     Volume,
 )
-from scanloom.core.relations import Asymmetry
+from scanloom.core.relations import Asymmetry, Share
 from scanloom.ops import measure as module
 from scanloom.ops.measure import QUANTILES, add_ratios, measure, resolve_asymmetries
 
@@ -271,10 +271,15 @@ def test_the_asymmetry_index(left: int, right: int, expected: float | None) -> N
     ]
 
 
-def test_a_side_that_was_not_searched_has_no_asymmetry() -> None:
-    relations = Relations(asymmetries=(Asymmetry(("a",), ("c",)),))
-    rows = add_ratios(of_volumes(Flag.CROP_EMPTY, a=3000, c=0), relations)
-    assert [row.asymmetry for row in rows] == [None, None]
+def test_what_was_not_searched_has_no_asymmetry_and_no_share() -> None:
+    """Nor has another structure a share in it."""
+    relations = Relations(shares=(Share(("b", "c")),), asymmetries=(Asymmetry(("a",), ("c",)),))
+    rows = add_ratios(of_volumes(Flag.CROP_EMPTY, a=3000, b=1000, c=0), relations)
+    assert [row.asymmetry for row in rows] == [None, None, None]
+    assert [row.share for row in rows] == [None, None, None]
+    relations = Relations(shares=(Share(("b",), ("a", "c")),))
+    rows = add_ratios(of_volumes(Flag.CROP_EMPTY, a=3000, b=1000, c=0), relations)
+    assert [row.share for row in rows] == [3.0, None, None]
 
 
 @pytest.mark.parametrize(

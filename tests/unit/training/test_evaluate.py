@@ -238,6 +238,10 @@ def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) 
     save(tmp_path / "dataset/labelsTr/trained.nii.gz", two_boxes())
     save(tmp_path / "dataset/labelsTs/tested.nii.gz", two_boxes())
     assert [c.name for c in open_label_set(tmp_path / "dataset").cases] == ["tested"]
+    for name in ("a.nii.gz", "a.nrrd"):  # of which one is wrong
+        save(tmp_path / "dataset/labelsTs/b.nii.gz", two_boxes()).with_name(name).touch()
+    names = [case.name for case in open_label_set(tmp_path / "dataset").cases]
+    assert names == ["a", "a", "b", "tested"]
     items = [{"image": f"{n}/image.nii.gz", "label": f"{n}/label.nii.gz"} for n in ("p1", "p2")]
     for item in items:
         save(tmp_path / "list" / item["label"], two_boxes())
@@ -247,6 +251,22 @@ def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) 
     assert [case.name for case in open_label_set(tmp_path / "list").cases] == ["p1", "p2"]
     write(tmp_path / "list/datalist.json", {"training": items[:1], "test": items[1:]})
     assert [case.name for case in open_label_set(tmp_path / "list").cases] == ["label"]
+
+
+def test_cases_of_a_list_have_the_names_of_its_images_too(tmp_path: Path) -> None:
+    """As LiTS has them."""
+    listed = []
+    for n in range(3):
+        save(tmp_path / f"list/segmentation-{n}.nii.gz", two_boxes(n))
+        save(tmp_path / f"predictions/volume-{n}.nii.gz", two_boxes(n))
+        listed.append({"image": f"volume-{n}.nii", "label": f"segmentation-{n}.nii.gz"})
+    write(tmp_path / "list/datalist.json", {"testing": listed[1:], "training": listed[:1]})
+
+    ended = run(tmp_path, "predictions", "list")
+
+    assert (ended.code, "1 case for training" in ended.out) == (0, True)
+
+    assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
 
 
 @pytest.mark.parametrize("references", ["dataset", "dataset/labelsTs"])
@@ -285,8 +305,8 @@ def test_training_cases_of_the_references_lack_none(
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ("[]", Reason.LABELS_UNKNOWN),
-        ("{", Reason.LABELS_UNKNOWN),
+        ("[]", Reason.DAMAGED),
+        ("{", Reason.DAMAGED),
         ('{"labels": {"a": "b"}}', Reason.LABELS_UNKNOWN),
         ('{"labels": {"a": 1, "A": 2}}', Reason.LABELS_UNKNOWN),
         ('{"labels": 3, "training": 4, "test": [5, {"label": 6}]}', None),
@@ -647,13 +667,19 @@ def test_a_difference_is_one_line_of_at_most_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    names = ["hippocampus_anterior", "hippocampus_posterior"]
     for folder, shift in (("references", 0), ("first", 1), ("second", 2)):
+        write(tmp_path / folder / "dataset.json", {"labels": {names[0]: 1, names[1]: 2}})
         for n in range(2):
             save(tmp_path / folder / f"{n}.nii.gz", two_boxes(shift))
     shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
     interval = r" +2 +[+-]\d+\.\d+ \([+-]\d+\.\d+ to [+-]\d+\.\d+\)$"
     assert "(quartiles)" in shown  # the brackets of the differences are an interval
-    for structure in ("1", "2", "mean of structures"):
+    agreement = (
+        r"^hippo\w+ +2 +0\.\d{3} \(0\.\d{3} to 0\.\d{3}\) +[\d.]+ +[\d.]+ +[+-][\d.]+ +0, 0$"
+    )
+    assert len(re.findall(agreement, shown, re.MULTILINE)) == 4
+    for structure in (*names, "mean of structures"):
         for figure in ("Dice", "HD95 mm", "NSD"):
             line = rf"^{structure} +{figure}{interval}"
             [found] = re.findall(line, shown, re.MULTILINE)
@@ -808,10 +834,10 @@ def test_the_picture_shows_labels_over_the_scan_where_they_are(tmp_path: Path) -
     half[half == 1] = 0
     save(tmp_path / "predictions/a.nii.gz", half)
     result = evaluated(tmp_path / "predictions", tmp_path / "dataset")
-    [worst] = _worst_cases(result, None)
-    assert worst.row.structure == "anterior"
+    [(row, pictures)] = _worst_cases(result, None)
+    assert row.structure == "anterior"
     shown = {}
-    for title, picture in worst.pictures:
+    for title, picture in pictures:
         data = base64.b64decode(picture.data.partition(",")[2])
         shown[title] = np.asarray(Image.open(BytesIO(data)).convert("RGB")).astype(int)
     assert list(shown) == ["reference", "predictions"]

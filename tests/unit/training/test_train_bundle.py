@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from scanloom.core import ScanError
+from scanloom.training.label_sets import open_label_set
 from scanloom.training.recipe import TrainingRecipe
 from support.commands import scanloom
 
@@ -146,6 +147,29 @@ def test_the_bundle_is_a_model_of_scanloom_with_the_averaged_weights(trained: Pa
     assert not same(weights(trained), state["network"])
 
 
+def test_the_cases_that_a_training_held_out_are_references(trained: Path, tmp_path: Path) -> None:
+    train, cases = (
+        json.loads((trained / "configs" / name).read_text())
+        for name in ("train.json", "datalist.json")
+    )
+    [held_out] = cases["testing"]
+    file = Path(train["data_root"], held_out["label"])
+
+    opened = open_label_set(trained)
+
+    [case] = opened.cases
+    assert (case.path, len(opened.training)) == (file, 7)
+    read = case.read(None)
+    assert read.names == {"near": (0, (1,)), "far": (0, (2,))}
+    np.testing.assert_array_equal(read.layers[0], np.asarray(nib.load(file).dataobj))
+    without = copy_configs(trained, tmp_path / "without")
+    (without / "configs/datalist.json").write_text(json.dumps(cases | {"testing": []}))
+    with pytest.raises(ScanError, match="held out no case"):
+        open_label_set(without)
+    with pytest.raises(ScanError, match="does not say where"):
+        open_label_set(copy_configs(trained, tmp_path / "lost", data_root=None))
+
+
 def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -> None:
     """The network is that of the recipe without it: only its inference differs."""
     from scanloom.cards.card import Crop, KeepLargest, Normalize
@@ -171,6 +195,20 @@ def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -
     assert card.cleaning == (KeepLargest(together=True),)
     assert card.grid.crop == Crop("positive", "network", steps=1)
     assert card.after == (Normalize(), Normalize())
+
+
+@pytest.mark.parametrize(("every", "interval"), [(2, 2), (9, 3)])
+def test_a_training_of_few_epochs_is_validated_at_its_end(every: int, interval: int) -> None:
+    from monai.bundle import ConfigParser
+
+    from scanloom.training.bundle import train_config
+
+    plan = {"steps": 12, "epoch": 4, "validate_every": every}
+    config = train_config(recipe(schedule=plan), Path("data"), 5)
+    handlers = [str(each) for each in config["trainer"]["train_handlers"]]
+    [n] = [n for n, each in enumerate(handlers) if "ValidationHandler" in each]
+    parser = ConfigParser(config)
+    assert parser.get_parsed_content(f"trainer#train_handlers#{n}#interval") == interval
 
 
 def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path) -> None:

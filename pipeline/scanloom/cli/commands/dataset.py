@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 
 from scanloom.cli.console import Exit, case_progress, console, error_boundary, print_result, say
-from scanloom.cli.options import KeyOption, Reporting, takes_panels
-from scanloom.cli.values import complete_structures, names, output_folder, percentage
+from scanloom.cli.options import KeyOption, Reporting, folder_option, takes_panels
+from scanloom.cli.values import complete_structures, names, percentage
 
 if TYPE_CHECKING:
     from scanloom.training.dataset import Dataset
@@ -57,16 +57,7 @@ class FormOptions:
 
     panel: ClassVar[str] = "Output"
 
-    folder: Annotated[
-        Path,
-        typer.Option(
-            "--folder",
-            "-o",
-            metavar="FOLDER",
-            parser=output_folder,
-            help="Folder of the dataset.",
-        ),
-    ]
+    folder: Annotated[Path, folder_option("Folder of the dataset.", "--folder", "FOLDER")]
     format: Annotated[
         Literal["msd", "nnunet", "monai"],
         typer.Option("--format", help="Decathlon, a folder of nnUNet_raw, or a datalist of MONAI."),

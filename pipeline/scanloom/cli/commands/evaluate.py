@@ -12,7 +12,7 @@ import typer
 
 from scanloom.cli import values
 from scanloom.cli.console import Exit, case_progress, console, error_boundary, print_result, say
-from scanloom.cli.options import KeyOption, Reporting, takes_panels
+from scanloom.cli.options import KeyOption, Reporting, folder_option, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.core import Reason
@@ -36,7 +36,13 @@ class LabelOptions:
         ),
     ]
     reference: Annotated[
-        Path, typer.Option("--reference", "-r", metavar="PATH", help="The same, of references.")
+        Path,
+        typer.Option(
+            "--reference",
+            "-r",
+            metavar="PATH",
+            help="The same, of references; or a trained bundle, of which the cases held out count.",
+        ),
     ]
     against: Annotated[
         Path | None,
@@ -60,14 +66,7 @@ class EvaluationOptions:
 
     out: Annotated[
         Path,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            envvar="SCANLOOM_EVALUATE_OUT",
-            parser=values.output_folder,
-            help="Folder for table, document and page.",
-        ),
+        folder_option("Folder for table, document and page.", envvar="SCANLOOM_EVALUATE_OUT"),
     ] = Path("evaluation")
     tolerance: Annotated[
         float,
@@ -177,11 +176,12 @@ def _show(evaluation: Evaluation, page: Path) -> None:
 def _show_side(evaluation: Evaluation, side: Side) -> None:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    # some 60 columns beside the structure, so that 80 show most names in one line
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("structure")
     dice, tolerance = "Dice (quartiles)", f"NSD {evaluation.tolerance_mm:g} mm"
-    for title in ("cases", dice, "HD95 mm", tolerance, "volume error ml", "missed", "invented"):
-        table.add_column(title, justify="right")
+    for title in ("cases", dice, "HD95 mm", tolerance, "volume error ml", "missed, invented"):
+        table.add_column(title, justify="right", no_wrap=title == dice)
     for each in evaluation.summaries:
         if each.side != side:
             continue
@@ -194,8 +194,7 @@ def _show_side(evaluation: Evaluation, side: Side) -> None:
             _number(figures["hd95_mm"].mean, 2),
             _number(figures["nsd"].mean, 3),
             _number(figures["volume_error_ml"].mean, 2, sign="+"),
-            str(each.outcomes["missed"]),
-            str(each.outcomes["invented"]),
+            f"{each.outcomes['missed']}, {each.outcomes['invented']}",
         )
     console().print(table)
 

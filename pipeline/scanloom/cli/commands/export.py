@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
-from scanloom.cli.options import KeyOptions, Reporting, takes_panels
-from scanloom.cli.values import output_folder
+from scanloom.cli.options import KeyOptions, Reporting, folder_option, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.engine.results.export import Export
@@ -22,16 +21,7 @@ class CopyOptions:
 
     panel: ClassVar[str] = "Output"
 
-    folder: Annotated[
-        Path,
-        typer.Option(
-            "--folder",
-            "-o",
-            metavar="FOLDER",
-            parser=output_folder,
-            help="The copy: a new or empty folder.",
-        ),
-    ]
+    folder: Annotated[Path, folder_option("The copy: a new or empty folder.", "--folder", "FOLDER")]
     pictures: Annotated[
         bool, typer.Option("--pictures", help="With pictures, scans and the report.")
     ] = False

@@ -20,8 +20,14 @@ from scanloom.cli.console import (
     report_new_key,
     unexamined,
 )
-from scanloom.cli.options import ArchiveOptions, KeyOption, Reporting, StrictOption, takes_panels
-from scanloom.cli.values import output_folder
+from scanloom.cli.options import (
+    ArchiveOptions,
+    KeyOption,
+    Reporting,
+    StrictOption,
+    folder_option,
+    takes_panels,
+)
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
@@ -41,13 +47,7 @@ class IndexOptions:
 
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            parser=output_folder,
-            help="Keep the index in DIR/private; by default, in the user's cache folder.",
-        ),
+        folder_option("Keep the index in DIR/private; by default, in the user's cache folder."),
     ] = None
     key: KeyOption = None
     ids: Annotated[bool, typer.Option("--ids", help="Show the case ids too.")] = False
@@ -189,11 +189,10 @@ def exit_of(listed: Index, *, strict: bool = False) -> Exit:
     and a series has no volume.
     """
     counts = listed.counts()
-    reasons = Counter(listed.reasons)
     # An archive without any scan comes first: files that could not be looked at explain it
     if not counts["used"] and not counts["ambiguous"]:
-        return exit_of_nothing(reasons)
-    if unexamined(reasons):
+        return exit_of_nothing(listed.reasons)
+    if unexamined(listed.reasons):
         return Exit.SOME_FAILED
     incomplete = counts["failed"] or any(series.info.reason for series in listed.series)
     return Exit.SOME_FAILED if strict and incomplete else Exit.OK

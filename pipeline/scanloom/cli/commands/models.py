@@ -39,15 +39,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NameArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        autocompletion=values.complete_models,
-        help="Name of a model, or path of a model folder.",
-    ),
-]
 _SHOWN_LICENCE_LINES = 40
+
+
+def _model_argument(text: str, metavar: str = "NAME") -> Any:
+    """Return an argument for a model, which the shell completes."""
+    return typer.Argument(metavar=metavar, autocompletion=values.complete_models, help=text)
 
 
 @app.command(cls=Command)
@@ -105,12 +102,7 @@ def add(
 def bundle(
     general: Reporting,
     names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="NAME...",
-            autocompletion=values.complete_models,
-            help="Names of models, or paths of model folders.",
-        ),
+        list[str], _model_argument("Names of models, or paths of model folders.", "NAME...")
     ],
     out: Annotated[
         Path,
@@ -226,7 +218,10 @@ def list_all(general: Reporting) -> None:
 
 @app.command(cls=Command)
 @takes_panels
-def show(name: NameArgument, general: Reporting) -> None:
+def show(
+    name: Annotated[str, _model_argument("Name of a model, or path of a model folder.")],
+    general: Reporting,
+) -> None:
     """Show a model's intended use, inputs, structures, licence and source."""
     with error_boundary(general.mode):
         from scanloom.convert.store import describe_model
@@ -241,12 +236,7 @@ def show(name: NameArgument, general: Reporting) -> None:
 def verify(
     general: Reporting,
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            autocompletion=values.complete_models,
-            help="Name of a model, or path of its folder; all if omitted.",
-        ),
+        str | None, _model_argument("Name of a model, or path of its folder; all if omitted.")
     ] = None,
 ) -> None:
     """Compare all files of a model, or of all, with the hashes from when it was added."""
@@ -276,14 +266,7 @@ def verify(
 @app.command(cls=Command)
 @takes_panels
 def remove(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            autocompletion=values.complete_models,
-            help="Name of one of your own models.",
-        ),
-    ],
+    name: Annotated[str, _model_argument("Name of one of your own models.")],
     general: Reporting,
 ) -> None:
     """Remove a model from your store; models that ship or are shared stay."""

@@ -115,7 +115,8 @@ def run(
         from scanloom.engine.workflow.selection import Scope
 
         # A source in a file of options does not count beside paths that were typed
-        fetched = source.source is not None and (is_typed("source") or not scans.paths)
+        named = bool(scans.paths or scans.input)
+        fetched = source.source is not None and (is_typed("source") or not named)
         paths = [] if fetched else scans.all_paths
         selected = find_workflow(scans.workflow, paths)
         fetch_missing(selected.models)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
-from scanloom.cli.options import Reporting, takes_panels
+from scanloom.cli.options import KeyOptions, Reporting, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.engine.listen.outbox import Line
@@ -31,6 +31,7 @@ def send(
     site: Annotated[
         Path, typer.Option("--site", metavar="SITE", help="YAML file with the target.")
     ],
+    key: KeyOptions,
     general: Reporting,
     cases: Annotated[
         list[str] | None,
@@ -55,7 +56,7 @@ def send(
             if not general.json and not general.quiet:
                 say(described(line))
 
-        sent = send_now(read_site(site), out, to, cases or (), wait, tell)
+        sent = send_now(read_site(site), out, to, cases or (), wait, tell, key.key)
         print_result(general.mode, lambda: _document(sent), lambda: _show(sent))
         raise typer.Exit(Exit.OK if sent.is_complete else Exit.SOME_FAILED)
 

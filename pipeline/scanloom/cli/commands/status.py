@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,27 +25,27 @@ if TYPE_CHECKING:
 
 @takes_panels
 def status(results: ResultsOptions, general: Reporting) -> None:
-    """Show the status of the latest run in an output folder, and what its outbox holds.
+    """Show the status of the latest run in an output folder, of `listen`, and of its outbox.
 
     Exit with 1 if the run failed or died, or if a result could not be sent.
     """
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError, counted
-        from scanloom.engine.listen.outbox import outbox_state
+        from scanloom.engine.listen.outbox import open_outbox
         from scanloom.engine.monitor import Status
-        from scanloom.engine.run_files import RUNS
+        from scanloom.engine.run_files import run_folders
         from scanloom.io.output.layout import no_results, published_cases
         from scanloom.io.system.scratch_folders import DIED
 
         out = results.path
         if not out.is_dir():
             raise no_results(out)
-        outbox = outbox_state(out)
-        folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
+        held = open_outbox(out)
+        outbox = None if held is None else held.state()
         now: Status | None = None
         damaged = list[str]()
         # The newest first: a run that has just begun has no status yet
-        for folder in reversed(folders):
+        for folder in reversed(run_folders(out)):
             try:
                 now = Status.read(folder).as_observed()
                 break
@@ -58,13 +59,14 @@ def status(results: ResultsOptions, general: Reporting) -> None:
             say(f"scanloom: {_damage(name)}.", err=True)
         # `segment` writes results, but no status
         cases = len(published_cases(out)) if now is None else 0
-        reviewed = _reviewed(out)
-        if now is None and not cases and not reviewed and outbox is None:
+        reviewed, listens = _reviewed(out), _listen_status(out)
+        if now is None and not cases and not reviewed and outbox is None and listens is None:
             raise no_results(out, "runs")
 
         def document() -> dict[str, Any]:
             run = {"status": None, "cases": cases} if now is None else {"status": asdict(now)}
-            return {"schema": 1, **run, "reviewed": reviewed, "outbox": _outbox_document(outbox)}
+            known = {"reviewed": reviewed, "listen": listens, "outbox": _outbox_document(outbox)}
+            return {"schema": 1, **run, **known}
 
         def show() -> None:
             if now is not None:
@@ -74,11 +76,40 @@ def status(results: ResultsOptions, general: Reporting) -> None:
                 console().print(f"{results} To look at the results: scanloom report {out}")
             if reviewed:
                 console().print(_totals(reviewed))
+            if listens:
+                console().print(_listen_sentence(**listens))
             _print_outbox(outbox)
 
         print_result(general.mode, document, show)
         failed = bool(outbox and outbox.failed) or (now and now.state in ("failed", DIED))
         raise typer.Exit(Exit.SOME_FAILED if failed else Exit.OK)
+
+
+def _listen_status(out: Path) -> dict[str, Any] | None:
+    """Return what `listen` has last written of its processes; None if there is nothing."""
+    from scanloom.core import ScanError
+    from scanloom.io.output.json_file import read_json
+    from scanloom.io.output.layout import LISTEN_STATUS
+
+    with suppress(OSError, ValueError, KeyError, ScanError):
+        document = read_json(out / LISTEN_STATUS)
+        return {name: document[name] for name in ("written", "has_ended", "parts")}
+    return None
+
+
+def _listen_sentence(written: float, parts: Mapping[str, str], *, has_ended: bool) -> str:
+    """Return what is known of the processes of `listen`, with the time since it was written."""
+    age = time.time() - written
+    if has_ended:
+        return f"Listen: ended {format_clock(age)} ago."
+    if age > LISTEN_SILENT_S:
+        return f"Listen: nothing was heard for {format_clock(age)}: it was killed, or hangs."
+    troubles = [f"the {role}: {state}" for role, state in parts.items() if state]
+    return f"Listen: {'; '.join(troubles) or 'all processes run'}."
+
+
+LISTEN_SILENT_S = 300.0
+"""`listen` writes its state each few seconds."""
 
 
 def _outbox_document(outbox: OutboxState | None) -> dict[str, Any] | None:
@@ -195,9 +226,11 @@ def status_table(status: Status) -> RenderableType:
         table.add_row(when, f"{case}  {format_clock(seconds)}{in_words(status.progress.get(case))}")
     for device in status.devices:
         used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
-        load = f"{device['busy_percent']} % busy, {used} of {total}"
-        heat = f"{device['celsius']} °C, {device['watts']} W"
-        table.add_row(f"GPU {device['device']}", f"{load}, {heat}")
+        figures = {**device, "memory": f"{used} of {total}"}
+        units = {"busy_percent": " % busy", "memory": "", "celsius": " °C", "watts": " W"}
+        known = {name: unit for name, unit in units.items() if figures[name] is not None}
+        figure = ", ".join(f"{figures[name]}{unit}" for name, unit in known.items())
+        table.add_row(f"GPU {device['device']}", figure)
     for reason, count in status.reasons.items():
         advice = Reason[reason].advice if reason in Reason.__members__ else ""
         table.add_row(reason, f"{count}  {advice}".rstrip())

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from scanloom.cli.console import case_progress, console, error_boundary, print_result, say
-from scanloom.cli.options import Reporting, takes_panels
-from scanloom.cli.values import output_folder
+from scanloom.cli.options import Reporting, folder_option, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.training.train import Measured, Prepared
@@ -24,15 +23,7 @@ class TrainingOptions:
     panel: ClassVar[str] = "Training"
 
     out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="BUNDLE",
-            envvar="SCANLOOM_TRAIN_OUT",
-            parser=output_folder,
-            help="Folder of the bundle.",
-        ),
+        Path, folder_option("Folder of the bundle.", "--out", "BUNDLE", "SCANLOOM_TRAIN_OUT")
     ]
     fold: Annotated[
         int, typer.Option(min=0, help="Part of the cases that validates, from 0 (`folds`).")

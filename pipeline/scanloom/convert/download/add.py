@@ -56,18 +56,23 @@ class Licence:
     ----------
     name : str
         As the model or its source states it.
-    text : str
-        Text of the licence files, empty if there are absent.
+    texts : tuple of str
+        Texts of the licence files: code and weights may have licences of their own.
     """
 
     name: str
-    text: str = ""
+    texts: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The texts as one."""
+        return "\n\n".join(self.texts)
 
     @property
     def has_conditions(self) -> bool:
-        """Whether the licence excludes commercial use."""
-        text = "" if _GNU.search(self.text) else self.text
-        return _CONDITIONS.search(f"{self.name}\n{text}") is not None
+        """Whether one of the licences excludes commercial use."""
+        texts = (self.name, *(text for text in self.texts if not _GNU.search(text)))
+        return any(map(_CONDITIONS.search, texts))
 
 
 Accept = Callable[[str, Licence], bool]
@@ -309,10 +314,8 @@ def _publish(folder: Path, target: Path, record: Provenance) -> Added:
         fsync_path(Path(root))
     try:
         folder.rename(target)
-    except FileExistsError as exc:
-        raise _exists(target.name) from exc
     except OSError as exc:
-        if target.exists():  # ENOTEMPTY: on a file system without locks, another process was first
+        if target.exists():  # on a file system without locks, another process was first
             raise _exists(target.name) from exc
         raise
     fsync_path(target.parent)
@@ -355,4 +358,4 @@ def read_licence(folder: Path, name: str) -> Licence:
     for file in files:
         with file.open("rb") as stream:
             texts.append(stream.read(_MAX_BYTES).decode("utf-8", errors="replace"))
-    return Licence(name, "\n\n".join(texts))
+    return Licence(name, tuple(texts))

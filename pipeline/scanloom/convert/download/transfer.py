@@ -292,11 +292,7 @@ class _Pending:
     def version(self) -> tuple[str | None, int | None]:
         """Return validator and total size of the file that the bytes belong to, None if unknown."""
         record = self._read()
-        validator, total = record.get("validator"), record.get("total")
-        return (
-            validator if isinstance(validator, str) else None,
-            total if isinstance(total, int) else None,
-        )
+        return record.get("validator"), record.get("total")
 
     def begin(self, validator: str | None, total: int | None) -> None:
         """Discard all bytes, and record the version of the file that is about to arrive."""

@@ -18,7 +18,7 @@ from scanloom.convert.files import (
     TORCHSCRIPT,
     damaged,
     find_file,
-    read_text,
+    read_license,
     truncate,
     unsafe,
     unsupported,
@@ -61,8 +61,6 @@ def read_weights_file(folder: Path, load: Load, pinned: str | None) -> card.Weig
         missing or too large; MODEL_HASH if its hash is not `pinned`.
     """
     path = PurePosixPath(load.path)
-    if path.is_absolute() or ".." in path.parts:
-        raise unsafe(f"the weights {truncate(str(path))} are outside the bundle")
     file = find_file(folder, str(path))
     if file is None and path.name:
         file = find_file(folder, str(path.with_suffix(".safetensors")))
@@ -91,9 +89,6 @@ def read_arrays(folder: Path, name: str) -> dict[str, Any]:
         MODEL_UNSAFE if the file holds anything but arrays, numbers, texts and containers, or lies
         outside the bundle; MODEL_DAMAGED if it is missing, too large or not PyTorch's.
     """
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise unsafe(f"{truncate(name)} is outside the bundle")
     file = find_file(folder, name)
     if file is None:
         raise damaged(f"{truncate(name)} is missing")
@@ -248,7 +243,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
         title=metadata.name or one_line(folder.resolve().name),
         description=metadata.description or metadata.task,
         intended_use=metadata.intended_use,
-        license=metadata.scanloom.license or metadata.license or _license(folder),
+        license=metadata.scanloom.license or metadata.license or read_license(folder),
         attribution=metadata.scanloom.attribution or _attribution(metadata),
         channels=read_channels(metadata, content.network, before.sources, before.clicks),
         network=_without_clicks(content.network, before.clicks),
@@ -446,18 +441,6 @@ def _checks(metadata: Metadata) -> card.Checks:
 def _fast(metadata: Metadata) -> card.FastPreset | None:
     fields = metadata.scanloom.fast
     return None if fields is None else card.FastPreset(**dict(fields))
-
-
-def _license(folder: Path) -> str:
-    """Return the licence (SPDX) that the bundle's LICENSE file names, else "unknown"."""
-    for name in ("LICENSE", "docs/license.txt"):
-        if find_file(folder, name) is not None:
-            text = read_text(folder, name)
-            for phrase, spdx in (("Apache License", "Apache-2.0"), ("MIT License", "MIT")):
-                if phrase in text:
-                    return spdx
-            return f"see {name.rpartition('/')[2]}"
-    return "unknown"
 
 
 def _attribution(metadata: Metadata) -> str:

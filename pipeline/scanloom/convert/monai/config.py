@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import yaml
@@ -242,6 +242,10 @@ class Arguments:
         if not isinstance(value, str) or value not in choices:
             raise self.refused(name, value)
         return choices[value]
+
+    def one_of(self, name: str, default: T, *others: T) -> T:
+        """Return a string, which is one of some."""
+        return self.choice(name, {str(each): each for each in (default, *others)}, str(default))
 
     def floating(self, name: str) -> None:
         """Accept a floating-point dtype of at least 32 bits, or none: the network gets float32."""
@@ -486,7 +490,7 @@ class Expression:
             case "torch.load", [str() as path]:
                 return self.config.load(path)
             case "os.path.exists" | "os.path.isfile", [str() as path]:
-                return self.config.exists(path)
+                return self.config.find(path) is not None
             case "torch.from_numpy", [list() as value]:
                 return value
             case "copy.deepcopy", [Component() as value]:
@@ -686,9 +690,9 @@ class Config:
     judge : callable
         Called with each ``_target_`` before its arguments are read. Raises ScanError if the target
         is not on a list; returns its kind and name. Arguments of kind "ignored" are not read.
-    load : callable, optional
-        Returns the content of a file of arrays, by its path in the bundle.
-    find : callable, optional
+    load : callable
+        Returns the arrays of a file as nested lists by name, by its path in the bundle.
+    find : callable
         Returns a file of the bundle by its path, None if it is missing.
 
     Attributes
@@ -702,14 +706,13 @@ class Config:
         self,
         entries: Mapping[str, Any],
         judge: Callable[[str], tuple[Kind, str]],
-        load: Callable[[str], Any] | None = None,
-        find: Callable[[str], Path | None] | None = None,
+        load: Callable[[str], Any],
+        find: Callable[[str], Path | None],
     ) -> None:
         self.refused: list[ScanError] = []
         self._entries = entries
         self._judge = judge
-        self._load = load
-        self._find_file = find
+        self.load, self.find = load, find
         self._known: dict[str, Any] = {}
         self._open: list[str] = []
         self._depth = 0
@@ -780,31 +783,6 @@ class Config:
             if value is not None or not is_component:  # disabled components are left out
                 values.append(value)
         return values
-
-    def load(self, path: Any) -> Any:
-        """Return the arrays of a file of the bundle, as nested lists by name.
-
-        Raises
-        ------
-        ScanError
-            MODEL_UNSAFE if this config loads no files; or as the function `load`.
-        """
-        if self._load is None or not isinstance(path, str):
-            raise unsafe("the config loads a file")
-        return self._load(path)
-
-    def exists(self, path: str) -> bool:
-        """Return whether a file of the bundle exists.
-
-        Raises
-        ------
-        ScanError
-            MODEL_UNSAFE for a file outside the bundle.
-        """
-        parts = PurePosixPath(path).parts
-        if self._find_file is None or path.startswith("/") or ".." in parts:
-            raise unsafe("the config looks for a file outside the bundle")
-        return self._find_file(path) is not None
 
     def _items(self, raw: Mapping[Any, Any], path: str) -> dict[Any, Any]:
         values = {key: self._value(item, f"{path}{_SEPARATOR}{key}") for key, item in raw.items()}

@@ -1,11 +1,14 @@
-"""Read a bundle's `metadata.json`: MONAI's own fields and the entry "scanloom"."""
+"""Read a bundle's `metadata.json`: MONAI's own fields and the entry "scanloom".
+
+`parse` reads the entries of other models' files, too.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -16,24 +19,51 @@ from pydantic import (
     ValidationError,
 )
 
-from scanloom.convert.files import damaged, read_json, truncate
-from scanloom.core import printable
+from scanloom.convert.files import read_json, truncate
+from scanloom.core import Reason, ScanError, printable
 from scanloom.core.measurement import Quantity
 from scanloom.options import MAX_OVERLAP
 
 METADATA = "configs/metadata.json"
+_PROBLEMS: Final = {
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "literal_error": "is not an allowed value",
+    "string_pattern_mismatch": "has an invalid format",
+}
+"""What is wrong with an entry, by pydantic's type of error."""
+_MODALITIES: Final = {
+    "CT": ("ct", "cta", "cbct", "hu"),
+    "PT": ("pt", "pet", "suv", "fdg"),
+    "NM": ("nm", "spect"),
+    "MR": (
+        *("mr", "mri", "t1", "t1w", "t1c", "t1ce", "t1gd", "t1n", "t1wce", "t2", "t2w", "t2f"),
+        *("t2s", "flair", "dwi", "adc", "swi", "tof", "mra", "dce", "dixon", "pdw", "dti", "bold"),
+    ),
+}
+"""Words that state a modality."""
+T = TypeVar("T", bound=BaseModel)
 
 
 def _as_text(value: Any) -> Any:
-    """Return text; a list of strings, as some bundles have, is joined."""
+    """Return text; a list, as some models have, is joined, and a number written out."""
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
+    if isinstance(value, int | float):
+        return str(value)
     return "" if value is None else value
 
 
 def one_line(text: str) -> str:
     """Return a bundle's text on one line with control characters escaped."""
     return printable(re.sub(r"[\t\r\n]+", " ", text))
+
+
+def modality_of(text: str) -> str | None:
+    """Return the modality that a text states, such as a channel's name; None without just one."""
+    words = set(re.findall(r"[a-z0-9]+", text.lower()))
+    stated = [each for each, known in _MODALITIES.items() if not words.isdisjoint(known)]
+    return stated[0] if len(stated) == 1 else None
 
 
 def _shown(text: str) -> str:
@@ -179,21 +209,24 @@ def read_metadata(folder: Path) -> Metadata:
         MODEL_DAMAGED if the file is missing or not JSON, or an entry is missing or invalid;
         MODEL_UNSAFE if it is a link out of the bundle.
     """
-    entries = read_json(folder, METADATA)
+    return parse(Metadata, read_json(folder, METADATA), METADATA)
+
+
+def parse(kind: type[T], entries: Any, name: str, unknown: Reason = Reason.MODEL_DAMAGED) -> T:
+    """Return entries of a file as an object.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED, naming the first entry that is missing or invalid; `unknown` for one that the
+        object does not have.
+    """
     try:
-        return Metadata.model_validate(entries)
+        return kind.model_validate(entries)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        location = ".".join(str(key) for key in first["loc"])
-        raise damaged(f"{METADATA}: {truncate(location)}: {_problem(first['type'])}") from exc
-
-
-def _problem(kind: str) -> str:
-    """Return a phrase for pydantic's type of error."""
-    problems = {
-        "missing": "is missing",
-        "extra_forbidden": "is unknown",
-        "literal_error": "is not an allowed value",
-        "string_pattern_mismatch": "has an invalid format",
-    }
-    return problems.get(kind, f"is invalid ({kind.replace('_', ' ')})")
+        location, error = ".".join(map(str, first["loc"])), first["type"]
+        problem = _PROBLEMS.get(error, f"is invalid ({error.replace('_', ' ')})")
+        reason = unknown if error == "extra_forbidden" else Reason.MODEL_DAMAGED
+        detail = ": ".join(filter(None, (name, truncate(location), problem)))
+        raise ScanError(reason, detail) from exc

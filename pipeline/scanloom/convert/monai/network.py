@@ -12,21 +12,16 @@ from scanloom.cards.codes import coding, color, color_by_code
 from scanloom.cards.networks import NETWORKS
 from scanloom.convert.files import damaged, truncate, unsupported
 from scanloom.convert.monai.config import Arguments, Component, Name, describe, is_whole
-from scanloom.convert.monai.metadata import CodeFields, Metadata, StructureFields, TensorFormat
+from scanloom.convert.monai.metadata import (
+    CodeFields,
+    Metadata,
+    StructureFields,
+    TensorFormat,
+    modality_of,
+)
 from scanloom.core import Code, Reason, ScanError, Structure, slug
 from scanloom.options import MAX_OVERLAP
 
-_MODALITIES: Final[Mapping[str, str]] = {
-    "CT": "CT",
-    "MR": "MR",
-    "MRI": "MR",
-    "PT": "PT",
-    "PET": "PT",
-    "NM": "NM",
-    "SPECT": "NM",
-    "ANY": ANY_MODALITY,
-    "NONE": ANY_MODALITY,
-}
 _MAX_PLAIN: Final = 10_000
 """Largest number of values in a network's arguments; MONAI's model zoo has at most 300."""
 
@@ -97,7 +92,8 @@ def read_channels(
     if len(inputs) != 1:
         raise unsupported(f"the network has {len(inputs)} inputs")
     image = next(iter(inputs.values()))
-    modality = _MODALITIES.get(image.modality.strip().upper())
+    takes_all = image.modality.strip().lower() in ("any", "none")
+    modality = ANY_MODALITY if takes_all else modality_of(image.modality)
     if modality is None:
         raise unsupported(f"the modality {truncate(image.modality)!r}")
     if network.args.get("in_channels", image.num_channels) != image.num_channels:
@@ -229,15 +225,6 @@ def _code(fields: CodeFields | None) -> Code | None:
     return None if fields is None else Code(fields.value, fields.scheme, fields.meaning)
 
 
-_BLENDING: dict[str, Literal["constant", "gaussian"]] = {
-    "constant": "constant",
-    "gaussian": "gaussian",
-}
-_PADDING: dict[str, Literal["constant", "replicate", "reflect"]] = {
-    "constant": "constant",
-    "replicate": "replicate",
-    "reflect": "reflect",
-}
 _MAX_SIZE = 1024
 """Largest window, in voxels along an axis."""
 
@@ -288,9 +275,9 @@ def _sliding(
     return Window(
         size=size,
         overlap=overlap,
-        blending=args.choice("mode", _BLENDING, "constant"),
+        blending=args.one_of("mode", "constant", "gaussian"),
         sigma_scale=sigma_scale,
-        padding=args.choice("padding_mode", _PADDING, "constant"),
+        padding=args.one_of("padding_mode", "constant", "replicate", "reflect"),
         padding_value=args.number("cval", 0.0),
         plane=plane,
     )

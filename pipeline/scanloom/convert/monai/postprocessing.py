@@ -238,7 +238,7 @@ def _save(args: Arguments, state: _State, context: _Context) -> None:
     _check_type(args, "output_dtype", context)
     for name in ("writer", "output_name_formatter", "folder_layout"):
         args.only(name, None)
-    args.choice("output_ext", {e: e for e in (".nii.gz", ".nii", ".nrrd", ".mha")}, ".nii.gz")
+    args.one_of("output_ext", ".nii.gz", ".nii", ".nrrd", ".mha")
     args.ignore("resample", "mode", "padding_mode", "dtype", "squeeze_end_dims", "output_dir")
     args.ignore("meta_keys", "meta_key_postfix", "output_postfix", "data_root_dir", "print_log")
     args.ignore("separate_folder", "output_format", "savepath_in_metadict", "allow_missing_keys")

@@ -340,9 +340,9 @@ def _resize(args: Arguments, state: Preprocessing) -> None:
         "area": "area",
         **dict.fromkeys(("trilinear", "bilinear", "linear"), "trilinear"),
     }
-    state.mode = args.choice("mode", modes, "area")
+    mode = args.choice("mode", modes, "area")
     corners = unwrapped(args.take("align_corners"))
-    if not (corners is None or (state.mode == "trilinear" and isinstance(corners, bool))):
+    if not (corners is None or (mode == "trilinear" and isinstance(corners, bool))):
         raise args.refused("align_corners", corners)
     args.only("size_mode", "all")
     args.only("anti_aliasing", False)
@@ -350,8 +350,8 @@ def _resize(args: Arguments, state: Preprocessing) -> None:
     args.floating("dtype")
     args.ignore("anti_aliasing_sigma")
     i, j, k = sizes
-    state.shape = (i, j, k)
-    state.alignment = "ends" if corners else "edges"
+    # together, once nothing is refused: one without the others is no grid
+    state.mode, state.shape, state.alignment = mode, (i, j, k), "ends" if corners else "edges"
 
 
 def _crop(args: Arguments, state: Preprocessing) -> None:

@@ -8,7 +8,7 @@ Whatever is reached and not understood is refused, since it might change a label
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -52,8 +52,9 @@ class Obstacles:
 
     def add(self, *errors: ScanError) -> None:
         """Note errors; the same detail counts once."""
-        known = {error.detail for error in self._errors}
-        self._errors += [error for error in errors if error.detail not in known]
+        for error in errors:
+            if all(error.detail != known.detail for known in self._errors):
+                self._errors.append(error)
 
     def check(self) -> None:
         """Raise one error that lists all that were noted.
@@ -67,14 +68,10 @@ class Obstacles:
             return
         reasons = [error.reason for error in self._errors]
         reason = Reason.MODEL_UNSAFE if Reason.MODEL_UNSAFE in reasons else reasons[0]
-        raise ScanError(reason, _listed(error.detail for error in self._errors))
-
-
-def _listed(details: Iterable[str]) -> str:
-    """Return distinct details as one text."""
-    distinct = list(dict.fromkeys(details))
-    more = len(distinct) - _MAX_LISTED
-    return "; ".join(distinct[:_MAX_LISTED]) + (f"; and {more} more" if more > 0 else "")
+        details = [error.detail for error in self._errors]
+        more = len(details) - _MAX_LISTED
+        listed = "; ".join(details[:_MAX_LISTED]) + (f"; and {more} more" if more > 0 else "")
+        raise ScanError(reason, listed)
 
 
 _HARMLESS: Final = frozenset(

@@ -32,14 +32,14 @@ def recipe_hash(
     documents = [recipe_document(subject) for subject in options]
     fast = [each for each in options if isinstance(each, ComputeOptions) and each.fast]
     cards = [requested_card(c, fast[0]) if fast and c.fast else c for c in cards]
-    return _digest(
-        {
-            "models": [card_digest(card) for card in cards],
-            "options": {name: value for document in documents for name, value in document.items()},
-            "outputs": recipe_document(outputs),
-            **({"relations": recipe_document(relations)} if relations else {}),
-        }
-    )
+    recipe = {
+        "models": [card_digest(card) for card in cards],
+        "options": {name: value for document in documents for name, value in document.items()},
+        "outputs": recipe_document(outputs),
+        **({"relations": recipe_document(relations)} if relations else {}),
+    }
+    text = json.dumps(recipe, sort_keys=True, default=_unknown)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def recipe_document(value: Any) -> dict[str, Any]:
@@ -68,11 +68,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
     return value
-
-
-def _digest(document: Mapping[str, Any]) -> str:
-    text = json.dumps(document, sort_keys=True, default=_unknown)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _unknown(value: object) -> str:

@@ -41,7 +41,7 @@ from scanloom.io.readback.case import (
     check_names,
 )
 from scanloom.io.scan import DicomSource
-from scanloom.io.write.results import write_label_maps
+from scanloom.io.write.nifti import write_label_maps
 from scanloom.options import EXTRAS
 
 _PICTURE_BYTES = 112 * 1024**2

@@ -42,6 +42,8 @@ MAX_WAIT_S = 3600.0
 """Longest wait between two attempts."""
 SAME_ASSOCIATION_S = 2.0
 """How long an association is kept for a report of commitment, which mostly comes on another."""
+TIDY_S = 3600.0
+"""Between two looks for requests of commitment that are not needed any more."""
 AGAIN_S = 10.0
 """Until deliveries begin again that could not, or ended by an error."""
 QUIET_S = 120.0
@@ -92,9 +94,12 @@ def deliver(
             )
             for target in site.targets
         ]
-        outbox.tidy()
+        tidied = -math.inf
         try:
             while not end.is_set() and not is_done():
+                if time.monotonic() - tidied > TIDY_S:
+                    tidied = time.monotonic()
+                    outbox.tidy()
                 _look(outbox, deliveries)
                 end.wait(TICK_S)
         finally:
@@ -409,16 +414,16 @@ class _Delivery:
         if commitment == "auto" and time.monotonic() < self._commits_after:
             commitment = "no"
         overdue = [line for line in lines if line.state == "asked"]
+        lines = [line for line in lines if line.state != "asked"]
         if commitment == "auto":  # no report came: ask in the other way
-            rest = self._find(peer, overdue)
-            lines = [line for line in lines if line not in overdue or line in rest]
-        for line in [line for line in lines if line in overdue]:
-            if line.awaited >= self.target.give_up:
-                lines = [each for each in lines if each is not line]
-                if commitment == "yes":
-                    _give_up(self._outbox, line, "stored, but no report of commitment came")
-                else:
-                    _deliver_line(self._outbox, line, "acknowledged")
+            overdue = self._find(peer, overdue)
+        for line in overdue:
+            if line.awaited < self.target.give_up:
+                lines.append(line)
+            elif commitment == "yes":
+                _give_up(self._outbox, line, "stored, but no report of commitment came")
+            else:
+                _deliver_line(self._outbox, line, "acknowledged")
         if commitment != "no" and lines:
             try:
                 self._request(peer, lines)
@@ -568,12 +573,8 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
         begun: dict[str, float] = {}  # by bytes: some lines only know an earlier time
         for line in known:
             begun[line.sha256] = max(line.begun, begun.get(line.sha256, 0.0))
-        newest: dict[tuple[str, str, str], Line] = {}
-        for line in known:
-            copy = line.target, line.case, line.file
-            if copy not in newest or begun[newest[copy].sha256] <= begun[line.sha256]:
-                newest[copy] = line
-        lines = newest.values()
+        by_age = sorted(known, key=lambda line: begun[line.sha256])
+        lines = {line.copy: line for line in by_age}.values()  # the newest of each
         if not lines or any(line.state != DELIVERED for line in lines):
             continue
         if time.time() - max(line.ended for line in lines) < after:

@@ -36,7 +36,7 @@ from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import PRIVATE, load_key_of, private_folder, write_private
 from scanloom.io.output.work_folder import open_output
-from scanloom.io.system.disk_errors import disk_error, disk_errors_as_scan_errors
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors, output_error
 from scanloom.own_python import make_private_folder
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class _Intake:
     def __init__(self, work: _Fetch, study: str, series: str, pulse: Pulse) -> None:
         self._work, self.study, self.series, self.pulse = work, study, series, pulse
         self.error = OSError()
-        self._drafts: list[IncomingFile] = []
+        self.drafts: list[IncomingFile] = []
 
     def has_room(self) -> bool:
         """Return whether something may be received."""
@@ -241,7 +241,7 @@ class _Intake:
     def draft(self) -> IncomingFile:
         """Begin a data set."""
         draft = self._work.spool.draft(self.pulse.add)
-        self._drafts.append(draft)
+        self.drafts.append(draft)
         return draft
 
     def keep(self, draft: IncomingFile, instance: Instance, sender: str) -> str:
@@ -262,16 +262,17 @@ class _Intake:
 
     def check_disk(self) -> None:
         """Raise why something could not be written: every other object would meet it, too."""
-        errors = [self.error, *(draft.error for draft in self._drafts if draft.error)]
-        for error in errors:
+        for error in (self.error, *(draft.error for draft in self.drafts if draft.error)):
             if error.errno not in (None, errno.ECANCELED):
-                known = disk_error(error)
-                raise known or ScanError(Reason.OUTPUT_UNWRITABLE, "what came can't be written")
-        self._drafts.clear()
+                raise output_error(error, "what came")
+        self.drafts.clear()
 
 
 class _Landing:
-    """Hands what a receiver is sent by C-MOVE to the series that was asked for."""
+    """Hands what a receiver is sent by C-MOVE to the series that was asked for.
+
+    Faults of the disk are told to all of them: the source only says that it could not send.
+    """
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -279,11 +280,17 @@ class _Landing:
 
     def has_room(self) -> bool:
         """Return whether something may be received."""
-        return self._spool.has_room()
+        has_room = self._spool.has_room()
+        for intake in [] if has_room else list(self.intakes.values()):
+            intake.error = OSError(errno.ENOSPC, "below the reserve")
+        return has_room
 
     def draft(self) -> IncomingFile:
         """Begin a data set: of which series it is, is not known yet."""
-        return self._spool.draft(self._heard)
+        draft = self._spool.draft(self._heard)
+        for intake in list(self.intakes.values()):
+            intake.drafts.append(draft)
+        return draft
 
     def _heard(self, count: int) -> None:
         for intake in list(self.intakes.values()):

@@ -34,7 +34,7 @@ def listen(
     """
     if not site.peers:
         raise ScanError(Reason.SITE, "`peers` is missing: nobody may send")
-    if not (site.rules or site.targets):  # a process that only receives needs no keeper
+    if not (site.rules or site.targets or site.metrics):  # one that only receives needs no keeper
         receive(site, out, tell)
         return
     from scanloom.engine.listen.parts import Setup, keep_parts

@@ -11,7 +11,7 @@ from scanloom.engine.machine.lean_imports import show_modules, without_optional_
 
 if TYPE_CHECKING:
     from scanloom.io.network.peer import DicomAddress
-    from scanloom.io.network.source import Finder
+    from scanloom.io.network.source import DicomFinder, WebSource
 
 
 def check_installed(node: Node) -> None:
@@ -73,7 +73,7 @@ def web_address(node: Node) -> tuple[str, str | None, str | None, float]:
     return str(node.url), credentials, node.authorities, node.patience
 
 
-def make_finder(own_title: str, node: Node) -> Finder:
+def make_finder(own_title: str, node: Node) -> DicomFinder | WebSource:
     """Return a connection for questions, which is not open yet.
 
     Raises

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.documents import Documents, stamped_files, state_of
 from scanloom.io.dicom.header.header import read_elements
 from scanloom.io.dicom.instance import read_instance
 from scanloom.io.dicom.uids import is_uid
@@ -60,8 +61,6 @@ _STALE_S = 3600.0
 NOT_SENT = (Reason.RESULT_DAMAGED, Reason.UNREADABLE)
 """Reasons for which a single case can't be added."""
 
-_Stamp = tuple[int, int]
-"""Time of change, in ns, and inode: two states of a line may have been written in one tick."""
 State = Literal["waiting", "sent", "asked", "delivered", "failed"]
 Proof = Literal["", "committed", "found", "acknowledged"]
 
@@ -128,6 +127,11 @@ class Line:
         return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
     @property
+    def copy(self) -> tuple[str, str, str]:
+        """What it is about: a newer line of the same replaces it."""
+        return self.target, self.case, self.file
+
+    @property
     def is_open(self) -> bool:
         """Whether something is to be done about it."""
         return self.state not in (DELIVERED, FAILED)
@@ -178,15 +182,18 @@ class Outbox:
 
     def __init__(self, folder: Path, key: Path | None = None) -> None:
         self.folder, self.out, self._key = folder, folder.parent.parent, key
-        self._known: dict[str, tuple[_Stamp, Line]] = {}
-        self._seen = -1
+        self._waiting = Documents(folder / WAITING, self._settled)
+        self._failed = Documents(folder / FAILED, _read_line)
+        self._delivered: dict[str, tuple[int, Counter[tuple[str, Proof]]]] = {}
+        self._replaced = set[tuple[str, float]]()
         check_links(self.out)
         with disk_errors_as_scan_errors():
             for each in (folder, *(folder / name for name in _FOLDERS)):
                 if not each.is_dir():
                     make_private_folder(each)
                     fsync_path(each.parent)
-                each.chmod(0o700)
+                elif each.stat().st_mode & 0o077:  # `status` may be asked about a read-only disk
+                    each.chmod(0o700)
 
     def add(self, case_folder: Path, target: str, begun: float | None = None) -> list[Line]:
         """Add the DICOM files of a published case, for a target; they are on the disk then.
@@ -249,19 +256,7 @@ class Outbox:
 
     def open_lines(self) -> list[Line]:
         """Return the lines that are neither delivered nor given up, the oldest first."""
-        waiting = self.folder / WAITING
-        changed = waiting.stat().st_mtime_ns
-        if changed != self._seen:
-            known = {}
-            for path, stamp in _files(waiting):
-                before = self._known.get(path.stem)
-                line = before[1] if before and before[0] == stamp else self._settled(path)
-                if line is not None:
-                    known[path.stem] = stamp, line
-            # A file that is written in the tick of the clock of this look has the same time
-            recent = time.time_ns() - changed < 50_000_000
-            self._known, self._seen = known, -1 if recent else changed
-        return sorted((line for _, line in self._known.values()), key=lambda line: line.added)
+        return sorted(self._waiting.values().values(), key=lambda line: line.added)
 
     def _settled(self, path: Path) -> Line | None:
         """Return an open line; remove one that a kill left here although it has ended."""
@@ -274,18 +269,48 @@ class Outbox:
 
     def failed_lines(self) -> list[Line]:
         """Return the lines that were given up, the oldest first."""
-        lines = [_read_line(path) for path, _ in _files(self.folder / FAILED)]
-        return sorted(filter(None, lines), key=lambda line: line.ended)
+        return sorted(self._failed.values().values(), key=lambda line: line.ended)
 
     def delivered_lines(self, study: str | None = None) -> Iterator[Line]:
         """Yield the lines that were delivered; of one study, or of all."""
         folder = self.folder / DELIVERED
         folders = folder.glob("??/*") if study is None else [folder / _study_folder(study)]
         for each in folders:
-            for path, _ in _files(each) if each.is_dir() else ():
-                line = _read_line(path)
-                if line is not None:
-                    yield line
+            yield from _lines_in(each)
+
+    def state(self) -> OutboxState:
+        """Return what it holds; of a study's delivered lines once, since they never change."""
+        waiting, given_up = self.open_lines(), self.failed_lines()
+        counts: dict[str, Counter[str]] = {}
+        for folder in (self.folder / DELIVERED).glob("??/*"):
+            seen, known = state_of(folder), self._delivered.get(folder.name)
+            if known is None or known[0] != seen or seen < 0:
+                proofs = Counter((each.target, each.proof) for each in _lines_in(folder))
+                self._delivered[folder.name] = known = seen, proofs
+            for (target, proof), number in known[1].items():
+                counts.setdefault(target, Counter())[proof] += number
+        newest: dict[tuple[str, str, str], float] = {}
+        for line in (*waiting, *given_up):
+            newest[line.copy] = max(line.added, newest.get(line.copy, 0.0))
+        failed = []
+        for line in given_up:
+            if (line.id, line.added) not in self._replaced:
+                delivered = self.delivered_lines(line.study)
+                added = (each.added for each in delivered if each.copy == line.copy)
+                if line.added >= max(newest[line.copy], max(added, default=0.0)):
+                    failed.append(line)
+                    continue
+                self._replaced.add((line.id, line.added))
+            counts.setdefault(line.target, Counter())[REPLACED] += 1
+        for line in (*waiting, *failed):
+            counts.setdefault(line.target, Counter())[line.state] += 1
+        troubles = {name: self.trouble(name) for name in sorted(counts)}
+        return OutboxState(
+            {name: dict(counts[name]) for name in sorted(counts)},
+            waiting,
+            failed,
+            {name: trouble for name, trouble in troubles.items() if trouble.tries},
+        )
 
     def update(self, line: Line) -> Line:
         """Write a line in its state; return it. Of one that was delivered the audit trail tells."""
@@ -301,7 +326,6 @@ class Outbox:
         self._write(path, line)
         if not line.is_open:
             (self.folder / WAITING / path.name).unlink(missing_ok=True)
-            self._seen = -1
         return line
 
     def retry(self, line: Line) -> Line:
@@ -368,7 +392,7 @@ class Outbox:
         """Yield the reports that came: target, ids of lines, report, and its file."""
         from scanloom.io.network.commitment import Report
 
-        for path, _ in _files(self.folder / REPORTS):
+        for path, _ in stamped_files(self.folder / REPORTS):
             try:
                 content = read_json(path)
                 report = Report(
@@ -384,8 +408,8 @@ class Outbox:
         since = time.time() - _STALE_S
         for name in _FOLDERS:
             remove_stale_temporaries(self.folder / name, since)
-        waiting = {path.stem for path, _ in _files(self.folder / WAITING)}
-        for path, _ in _files(self.folder / ASKED):
+        waiting = {path.stem for path, _ in stamped_files(self.folder / WAITING)}
+        for path, _ in stamped_files(self.folder / ASKED):
             with suppress(OSError, ValueError, KeyError, ScanError):
                 if waiting.isdisjoint(read_json(path)["lines"]):
                     path.unlink(missing_ok=True)
@@ -398,7 +422,6 @@ class Outbox:
 
     def _write(self, path: Path, line: Line) -> None:
         write_private(path, lambda draft: write_document(draft, asdict(line)))
-        self._seen = -1
 
 
 @dataclass(frozen=True)
@@ -422,8 +445,8 @@ class OutboxState:
     troubles: dict[str, Trouble]
 
 
-def outbox_state(out: Path) -> OutboxState | None:
-    """Return what the outbox of an output folder holds; None if there is none.
+def open_outbox(out: Path) -> Outbox | None:
+    """Return the outbox of an output folder; None if there is none that can be read.
 
     Raises
     ------
@@ -431,30 +454,7 @@ def outbox_state(out: Path) -> OutboxState | None:
         As of `Outbox`.
     """
     folder = outbox_folder(out)
-    if not os.access(folder, os.R_OK | os.X_OK):
-        return None
-    outbox = Outbox(folder)
-    waiting, given_up = outbox.open_lines(), outbox.failed_lines()
-    counts: dict[str, Counter[str]] = {}
-    newest: dict[tuple[str, str, str], float] = {}
-    for line in (*outbox.delivered_lines(), *waiting, *given_up):
-        counts.setdefault(line.target, Counter())[line.proof or line.state] += 1
-        copy = line.target, line.case, line.file
-        newest[copy] = max(line.added, newest.get(copy, 0.0))
-    failed = []
-    for line in given_up:
-        if line.added < newest[line.target, line.case, line.file]:
-            counts[line.target][FAILED] -= 1
-            counts[line.target][REPLACED] += 1
-        else:
-            failed.append(line)
-    troubles = {name: outbox.trouble(name) for name in sorted(counts)}
-    return OutboxState(
-        {name: dict(+counts[name]) for name in sorted(counts)},
-        waiting,
-        failed,
-        {name: trouble for name, trouble in troubles.items() if trouble.tries},
-    )
+    return Outbox(folder) if os.access(folder, os.R_OK | os.X_OK) else None
 
 
 _FOLDERS = (WAITING, DELIVERED, FAILED, TARGETS, ASKED, REPORTS)
@@ -466,16 +466,11 @@ def _study_folder(study: str) -> Path:
     return Path(key[:2], key)
 
 
-def _files(folder: Path) -> list[tuple[Path, _Stamp]]:
-    """Return the documents of a folder with their stamps."""
-    documents = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(".json") and not entry.name.startswith("."):
-                with suppress(FileNotFoundError):  # its state has changed
-                    state = entry.stat(follow_symlinks=False)
-                    documents.append((Path(entry.path), (state.st_mtime_ns, state.st_ino)))
-    return documents
+def _lines_in(folder: Path) -> Iterator[Line]:
+    """Yield the lines of a folder."""
+    for path, _ in stamped_files(folder) if folder.is_dir() else ():
+        if (line := _read_line(path)) is not None:
+            yield line
 
 
 def _read_line(path: Path) -> Line | None:

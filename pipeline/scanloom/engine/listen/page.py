@@ -15,13 +15,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from scanloom.core import Reason, counted, printable
-from scanloom.engine.listen.outbox import Line, OutboxState, case_name, outbox_state
+from scanloom.engine.listen.outbox import Line, Outbox, OutboxState, case_name, open_outbox
 from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import STUDIES, JournalFollower, received_studies
 from scanloom.engine.listen.studies import Queue, StudyState
 from scanloom.engine.monitor import format_samples, labels_of
 from scanloom.io.identity import study_id
-from scanloom.io.output.layout import LISTEN
+from scanloom.io.output.json_file import write_document
+from scanloom.io.output.layout import LISTEN, LISTEN_STATUS
 from scanloom.io.output.private import check_links
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.report.page import content_policy, page_style, page_template
@@ -41,7 +42,7 @@ class Arrivals:
 
     Parameters
     ----------
-    first, last : float
+    last : float
         Seconds since 1970.
     objects : int
         Number, those that replaced others included.
@@ -49,23 +50,9 @@ class Arrivals:
         Calling titles.
     """
 
-    first: float
     last: float = 0.0
     objects: int = 0
     senders: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class StudyRow:
-    """A study in the table; `label` is a hash of its UID."""
-
-    label: str
-    last: str
-    objects: int
-    senders: str
-    outcome: str
-    reason: str
-    advice: str
 
 
 class ListenPage:
@@ -80,6 +67,7 @@ class ListenPage:
     def __init__(self, site: Site, spool: Path, out: Path, key: bytes) -> None:
         self._site, self._spool, self._out, self._key = site, spool, out, key
         self._journal, self._queue = JournalFollower(spool), Queue(spool)
+        self._outbox: Outbox | None = None
         self._arrivals: dict[str, Arrivals] = {}
         self._began, self._objects = time.time(), 0
 
@@ -104,11 +92,12 @@ class ListenPage:
         now = time.time()
         for arrival in self._journal.new():
             self._objects += 1
-            study = self._arrivals.setdefault(arrival.study, Arrivals(arrival.time))
+            study = self._arrivals.setdefault(arrival.study, Arrivals())
             study.last, study.objects = arrival.time, study.objects + 1
             study.senders.add(arrival.sender)
-        states = dict(self._queue.states())
-        sent = outbox_state(self._out)
+        states = self._queue.states()
+        self._outbox = self._outbox or open_outbox(self._out)
+        sent = self._outbox.state() if self._outbox else OutboxState({}, [], [], {})
         recent = {uid: came for uid, came in self._arrivals.items() if now - came.last < DAY_S}
         self._arrivals = recent
         kept = set()
@@ -119,6 +108,8 @@ class ListenPage:
         page.parent.mkdir(exist_ok=True)
         html = self._html(states, counts, sent, parts, now, has_ended)
         atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
+        status = {"written": now, "has_ended": has_ended, "parts": dict(parts)}
+        atomic_write(self._out / LISTEN_STATUS, lambda draft: write_document(draft, status))
         if self._site.metrics is not None:
             text = self._metrics(counts, sent, parts, now)
             atomic_write(Path(self._site.metrics), lambda draft: draft.write_text(text))
@@ -131,7 +122,7 @@ class ListenPage:
         self,
         states: Mapping[str, StudyState],
         counts: Mapping[str, int],
-        sent: OutboxState | None,
+        sent: OutboxState,
         parts: Mapping[str, str],
         now: float,
         has_ended: bool,
@@ -158,18 +149,16 @@ class ListenPage:
             studies=self._rows(states),
             most=MOST_STUDIES,
             sent=_sent_rows(sent),
-            waiting=[] if sent is None else [_line_row(line) for line in sent.open[:MOST_LINES]],
-            failed=[] if sent is None else [_line_row(line) for line in sent.failed[-MOST_LINES:]],
-            troubles={}
-            if sent is None
-            else {
+            waiting=[_line_row(line) for line in sent.open[:MOST_LINES]],
+            failed=[_line_row(line) for line in sent.failed[-MOST_LINES:]],
+            troubles={
                 name: (printable(t.reason), counted(t.tries, "time"), _clock(t.due))
                 for name, t in sent.troubles.items()
             },
         )
 
-    def _rows(self, states: Mapping[str, StudyState]) -> list[StudyRow]:
-        """Return the newest studies, by the last arrival of each."""
+    def _rows(self, states: Mapping[str, StudyState]) -> list[dict[str, object]]:
+        """Return the newest studies, by the last arrival of each; their names are hashes."""
         last = {study: state.seen for study, state in states.items()}
         last |= {study: each.last for study, each in self._arrivals.items()}
         rows = []
@@ -177,32 +166,31 @@ class ListenPage:
             state, came = states.get(study), self._arrivals.get(study)
             code = "" if state is None else state.reason
             rows.append(
-                StudyRow(
-                    label=study_id(study, self._key)[:8],
-                    last=_clock(last[study]),
-                    objects=0 if came is None else came.objects,
-                    senders="" if came is None else ", ".join(map(printable, sorted(came.senders))),
-                    outcome=_outcome(state),
-                    reason=code,
-                    advice=Reason[code].advice if code in Reason.__members__ else "",
-                )
+                {
+                    "label": study_id(study, self._key)[:8],
+                    "last": _clock(last[study]),
+                    "objects": came.objects if came else 0,
+                    "senders": ", ".join(map(printable, sorted(came.senders))) if came else "",
+                    "outcome": _outcome(state),
+                    "reason": code,
+                    "advice": Reason[code].advice if code in Reason.__members__ else "",
+                }
             )
         return rows
 
     def _metrics(
         self,
         counts: Mapping[str, int],
-        sent: OutboxState | None,
+        sent: OutboxState,
         parts: Mapping[str, str],
         now: float,
     ) -> str:
-        lines = {} if sent is None else sent.counts
         by_target = {
             labels_of(target=target, state=state): number
-            for target, states in lines.items()
+            for target, states in sent.counts.items()
             for state, number in states.items()
         }
-        troubles = {} if sent is None else sent.troubles
+        troubles = {"": len(sent.troubles)}
         up = {labels_of(part=role): int(not state) for role, state in parts.items()}
         return format_samples(
             [
@@ -213,7 +201,7 @@ class ListenPage:
                     {labels_of(outcome=name): number for name, number in counts.items()},
                 ),
                 ("listen_results", "Objects of the outbox.", by_target),
-                ("listen_targets_in_trouble", "Targets that take nothing.", {"": len(troubles)}),
+                ("listen_targets_in_trouble", "Targets that take nothing.", troubles),
                 ("listen_part_up", "1 if a process does its work.", up),
                 ("listen_free_bytes", "Free space at the spool.", {"": self._free}),
                 ("listen_reserve_bytes", "Space that is kept free.", {"": self._site.reserve}),
@@ -228,10 +216,10 @@ def _outcome(state: StudyState | None) -> str:
     return _OUTCOMES.get(outcome, outcome)
 
 
-def _sent_rows(sent: OutboxState | None) -> list[tuple[str, int, int, int]]:
+def _sent_rows(sent: OutboxState) -> list[tuple[str, int, int, int]]:
     """Return for each target the numbers of objects that are there, wait, and were given up."""
     rows = []
-    for target, states in () if sent is None else sent.counts.items():
+    for target, states in sent.counts.items():
         delivered = sum(states.get(proof, 0) for proof in _PROOFS)
         waits = sum(number for state, number in states.items() if state in _OPEN)
         rows.append((target, delivered, waits, states.get("failed", 0)))

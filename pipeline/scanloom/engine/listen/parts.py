@@ -290,10 +290,8 @@ def keep_parts(
         ]
         looked = told = time.monotonic()
         while not end_requested():
-            for selected, _ in selector.select(LOOK_S) if selector.get_map() else ():
+            for selected, _ in selector.select(LOOK_S):
                 selected.data.read()
-            if not selector.get_map():
-                time.sleep(LOOK_S)
             now = time.monotonic()
             for part in parts:
                 part.check_start()

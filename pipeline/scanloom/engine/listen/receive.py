@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 SPOOL = "spool"
 SYNC_INTERVAL_S = 1.0
 """Between two looks whether to end, and two flushes of the journal."""
+DAY_S = 24 * 3600.0
+WARNING_S = 30 * DAY_S
+"""Before the end of the own certificate, the log warns each day."""
+_RENEW = "renew it, and start `listen` again"
 LOG = logging.getLogger(__name__)
 
 
@@ -80,7 +86,8 @@ def receive(
         _quiet_threads(),
         end_requested() as requested,
     ):
-        receiver = Receiver(options, spool)
+        receiver, expires = Receiver(options, spool), _expiry(site)
+        told = -math.inf
         try:
             tell(site.address, receiver.port, folder)
             while not requested.wait(SYNC_INTERVAL_S):
@@ -88,13 +95,32 @@ def receive(
                     spool.journal.sync()
                 if not receiver.is_alive:
                     raise ScanError(Reason.INTERNAL, "connections are accepted no more")
-                sign(_trouble(spool))
+                if expires - time.time() < WARNING_S and time.monotonic() - told > DAY_S:
+                    told = time.monotonic()
+                    day = time.strftime("%Y-%m-%d", time.localtime(expires))
+                    LOG.warning("the certificate of `tls` expires on %s: %s", day, _RENEW)
+                sign(_trouble(spool, expires))
         finally:
             receiver.stop(site.limits.idle)
 
 
-def _trouble(spool: Spool) -> str:
-    """Return why a spool takes nothing; "" if it does."""
+def _expiry(site: Site) -> float:
+    """Return when the receiver's own certificate expires, seconds since 1970; infinity without."""
+    if site.tls is None:
+        return math.inf
+    from cryptography import x509
+
+    try:
+        certificate = x509.load_pem_x509_certificate(Path(site.tls.certificate).read_bytes())
+    except (OSError, ValueError):  # OpenSSL has read it, and may take more
+        return math.inf
+    return certificate.not_valid_after_utc.timestamp()
+
+
+def _trouble(spool: Spool, expires: float = math.inf) -> str:
+    """Return why nothing is received, such as without room; "" if all is well."""
+    if time.time() > expires:
+        return f"its certificate has expired, which senders refuse: {_RENEW}"
     try:
         return "" if spool.has_room() else "refuses all objects, since the disk has no room"
     except OSError as exc:

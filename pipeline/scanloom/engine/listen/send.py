@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.delivery import TICK_S, deliver, peer_maker
@@ -16,6 +16,9 @@ from scanloom.engine.listen.outbox import NOT_SENT, Line, Outbox, Trouble, outbo
 from scanloom.engine.listen.receive import receiver_options
 from scanloom.engine.listen.site import Site, find_node
 from scanloom.io.output.layout import no_results, published_cases
+
+if TYPE_CHECKING:
+    from scanloom.io.network.data_sets import Store
 
 REPORT_WITHIN_S = 20.0
 """Longest wait of somebody for a report of commitment; then an `auto` target is asked."""
@@ -52,6 +55,7 @@ def send(
     cases: Sequence[str],
     wait: float,
     tell: Callable[[Line], None] = lambda line: None,
+    key: Path | None = None,
 ) -> Sent:
     """Send the results of cases to a target, and wait until they are there.
 
@@ -69,6 +73,8 @@ def send(
         Seconds to wait at most.
     tell : callable
         Receives each line that has been delivered or given up.
+    key : Path or None
+        File with the key of the ids, for the audit trail, as of `Outbox`.
 
     Raises
     ------
@@ -83,7 +89,7 @@ def send(
     if unknown:
         detail = f"there is no case {unknown[0]} in the output folder"
         raise ScanError(Reason.ID_UNKNOWN, detail)
-    outbox = Outbox(outbox_folder(out))
+    outbox = Outbox(outbox_folder(out), key)
     hasty = target.model_copy(
         update={"report_within": min(target.report_within, REPORT_WITHIN_S, wait)}
     )
@@ -147,36 +153,16 @@ class _Watch:
 def _own_port(site: Site, outbox: Outbox) -> Iterator[None]:
     """Take reports of commitment at the site's port, unless a receiver does, or none will come."""
     target = site.targets[0]
-    if target.url is not None or target.commitment == "no":
+    with ExitStack() as stack:
+        if target.url is None and target.commitment != "no":
+            from scanloom.io.network.receiver import Receiver
+
+            options = receiver_options(site.model_copy(update={"peers": ()}), outbox)
+            try:
+                receiver = Receiver(options, cast("Store", None))  # of no peer: nobody may store
+            except ScanError as error:
+                if error.reason is not Reason.ENVIRONMENT:
+                    raise  # else a receiver takes them, or the target is asked
+            else:
+                stack.callback(receiver.stop, 1.0)
         yield
-        return
-    from scanloom.io.network.receiver import Receiver
-
-    options = receiver_options(site.model_copy(update={"peers": ()}), outbox)
-    try:
-        receiver = Receiver(options, _Nothing())
-    except ScanError as error:
-        if error.reason is not Reason.ENVIRONMENT:
-            raise
-        yield  # a receiver takes them, or else the target is asked
-        return
-    try:
-        yield
-    finally:
-        receiver.stop(1.0)
-
-
-class _Nothing:
-    """A store that nobody may store in."""
-
-    def has_room(self) -> bool:
-        """Return that nothing may be received."""
-        return False
-
-    def draft(self) -> Any:
-        """Never called: there are no peers."""
-        raise AssertionError
-
-    def keep(self, draft: object, instance: object, sender: str) -> str:
-        """Never called: there are no peers."""
-        raise AssertionError

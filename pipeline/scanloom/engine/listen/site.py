@@ -23,12 +23,21 @@ from scanloom.engine.workflow.schema import (
     read_page,
 )
 
+MIN_RESERVE_BYTES = 1_000_000
+"""A smaller number lacks its unit."""
+
 
 def _address(value: str) -> str:
     try:
         return str(ip_address(value))
     except ValueError:
         raise ValueError("an address such as 10.0.0.7 or ::1, no name") from None
+
+
+def _with_unit(value: int) -> int:
+    if value < MIN_RESERVE_BYTES:
+        raise ValueError("at least 1 MB, and a unit, such as 20 GiB")
+    return value
 
 
 def _network(value: str) -> str:
@@ -106,13 +115,15 @@ class Node(Section, frozen=True):
     credentials: Credentials | None = Field(default=None, description="Credentials, for `url`")
     authorities: str | None = Field(
         default=None,
-        description="Authorities that sign the certificate of `url`, PEM; default: the system's",
+        description="Authorities that sign the certificate of `url`, PEM; default: certifi's",
     )
     patience: Seconds = Field(default=60.0, description="Longest wait for an answer")
 
     @model_validator(mode="after")
     def _check_node(self) -> Self:
         dicom = (self.title, self.address, self.port)
+        if self.url is not None and self.url.rstrip("/").endswith("/studies"):
+            raise ValueError("`url` without /studies at its end, which is added to it")
         if self.url is None:
             if None in dicom:
                 raise ValueError("`title`, `address` and `port`, or `url`")
@@ -344,7 +355,7 @@ class Site(Page, frozen=True):
         default=None,
         description="Folder for what was received, relative to SITE; default OUT/private/spool",
     )
-    reserve: Bytes = Field(
+    reserve: Annotated[Bytes, AfterValidator(_with_unit)] = Field(
         default=5 << 30,
         description="Free disk space below which nothing is received: 5 GiB, or twice the largest "
         "study if that is more",

@@ -9,16 +9,15 @@ then found to be current. Everything here names patients, as the spool does.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from scanloom.core import ScanError
+from scanloom.engine.listen.documents import Documents
 from scanloom.engine.listen.spool import (
     STUDIES,
     SUFFIX,
@@ -166,17 +165,11 @@ class Queue:
 
     def __init__(self, spool: Path) -> None:
         self._folder = spool / QUEUE
+        self._documents = Documents(self._folder, _read_state)
 
     def read(self, study: str) -> StudyState | None:
         """Return the state of a study; None if it was never worked on, or the file is damaged."""
-        try:
-            document = read_json(self._folder / f"{study}.json")
-            del document["schema"]
-            state = StudyState(**document)
-        except (OSError, ValueError, TypeError, KeyError, ScanError):
-            return None
-        is_valid = isinstance(state.attempts, int) and isinstance(state.seen, float)
-        return state if is_valid else None
+        return _read_state(self._folder / f"{study}.json")
 
     def write(self, study: str, state: StudyState) -> None:
         """Keep the state of a study.
@@ -190,15 +183,20 @@ class Queue:
         path = self._folder / f"{study}.json"
         write_private(path, lambda draft: write_document(draft, asdict(state)))
 
-    def states(self) -> Iterator[tuple[str, StudyState]]:
-        """Yield each study with its state."""
-        if not self._folder.is_dir():
-            return
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                study = entry.name.removesuffix(".json")
-                if is_uid(study) and (state := self.read(study)) is not None:
-                    yield study, state
+    def states(self) -> dict[str, StudyState]:
+        """Return the state of each study; what has not changed is not read again."""
+        return self._documents.values() if self._folder.is_dir() else {}
+
+
+def _read_state(path: Path) -> StudyState | None:
+    try:
+        document = read_json(path)
+        del document["schema"]
+        state = StudyState(**document)
+    except (OSError, ValueError, TypeError, KeyError, ScanError):
+        return None
+    is_valid = isinstance(state.attempts, int) and isinstance(state.seen, float)
+    return state if is_valid and is_uid(path.stem) else None
 
 
 @dataclass
@@ -294,8 +292,3 @@ class WaitingStudies:
         state = self.queue.read(study)
         # Not earlier: a clock may have been put back
         return state is not None and came == state.seen and state.is_over(self.rules)
-
-
-def digest_of(texts: Collection[str]) -> str:
-    """Return a hash over texts."""
-    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()

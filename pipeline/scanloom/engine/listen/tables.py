@@ -41,7 +41,7 @@ def write_all_tables(
     key = load_key_of(out, key_file)
     index = build_index([spool / STUDIES], key, out)
     workflow_of = {
-        study: state.workflow for study, state in Queue(spool).states() if state.workflow
+        study: state.workflow for study, state in Queue(spool).states().items() if state.workflow
     }
     endings, left_out, ledger = Outcomes(), Outcomes(), Ledger(out)
     for path, request in read_requests(site).items():

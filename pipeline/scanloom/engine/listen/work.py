@@ -10,6 +10,8 @@ Logs have counts, case ids and hashes of studies, no UID.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import subprocess
 import threading
@@ -38,13 +40,13 @@ from scanloom.engine.listen.outbox import NOT_SENT
 from scanloom.engine.listen.site import Ask, Rule, Site
 from scanloom.engine.listen.spool import last_arrival
 from scanloom.engine.listen.studies import (
+    QUEUE,
     Images,
     Outcome,
     Queue,
     StudyState,
     Waiting,
     WaitingStudies,
-    digest_of,
     survey,
 )
 from scanloom.engine.monitor import StatusWriter, final_status
@@ -260,14 +262,15 @@ class Worker:
         self._stack = ExitStack()
         self._lanes: dict[str, Lane] = {}
         self._queue = Queue(spool)
-        self._rules = digest_of([rule.model_dump_json() for rule in site.rules])
+        rules = json.dumps([rule.model_dump_json() for rule in site.rules])
+        self._rules = hashlib.sha256(rules.encode()).hexdigest()
         self._lock = threading.RLock()
         self._begun: dict[str, StudyState] = {}
         self._in_work: dict[str, StudyInWork] = {}
         self._by_case: dict[str, StudyInWork] = {}
         self._answers: dict[str, tuple[Images, float, Future[frozenset[str] | None]]] = {}
         self._tables: subprocess.Popen[bytes] | None = None
-        self._tables_due = next(self._queue.states(), None) is not None
+        self._tables_due = any((spool / QUEUE).glob("*.json"))
         self._tables_failed, self._tables_began, self._tables_pause = False, 0.0, 0.0
         self._tables_late = False
         self._again: list[tuple[str, float]] = []
@@ -389,7 +392,7 @@ class Worker:
             since, answer = time.monotonic(), self._askers.submit(self._ask, study, images, asks)
             self._answers[study] = images, since, answer
         if not answer.done():
-            if not is_overdue or _since(since) < ASK_AGAIN_S:
+            if not is_overdue or time.monotonic() - since < ASK_AGAIN_S:
                 return None
             answer.cancel()  # others are asked first, or it gives its answer piece by piece
             answer = known
@@ -459,7 +462,7 @@ class Worker:
         if was_cleared and not self._asks(images):
             short = None  # the rest of it may be what was removed
         count = counted(sum(images.counts.values()), "image")
-        received = f"{count} from {_titles(images.senders)}"
+        received = f"{count} from {', '.join(map(printable, images.senders)) or 'no title'}"
         read = time.time()
         try:
             index = index_of([self.waiting.folder(study)], self._key)
@@ -581,7 +584,7 @@ class Worker:
         )
         self._queue.write(work.study, state)
         ended = "done" if reason is None else f"failed ({reason.code})"
-        took = f"in {_since(work.began):.1f} s{_later(pause)}"
+        took = f"in {time.monotonic() - work.began:.1f} s{_later(pause)}"
         LOG.info("study %s: %s %s", work.label, ended, took)
         with self._lock:
             del self._in_work[work.study], self._begun[work.study]
@@ -625,11 +628,3 @@ def _pause_after(attempts: int) -> float | None:
 
 def _later(pause: float | None) -> str:
     return "" if pause is None else f", tried again in {pause:.0f} s"
-
-
-def _since(moment: float) -> float:
-    return time.monotonic() - moment
-
-
-def _titles(titles: Sequence[str]) -> str:
-    return ", ".join(map(printable, titles)) or "no title"

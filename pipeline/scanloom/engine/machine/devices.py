@@ -232,8 +232,13 @@ def describe_energy() -> str:
 
 
 def _rapl_packages() -> tuple[Path, ...]:
+    """Return the counters of processor packages.
+
+    Beside them are those of their parts, and on laptops one of the whole machine (psys).
+    """
     try:
-        return tuple(sorted(RAPL_FOLDER.glob("intel-rapl:[0-9]*")))
+        zones = sorted(RAPL_FOLDER.glob("intel-rapl:*"))
+        return tuple(z for z in zones if (z / "name").read_text().startswith("package"))
     except OSError:
         return ()
 

@@ -15,6 +15,7 @@ from scanloom.io.output.audit import audit_trail
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.layout import (
     CASES,
+    LISTEN,
     OUTPUT_ENTRIES,
     Identity,
     fan_out,
@@ -24,6 +25,7 @@ from scanloom.io.output.layout import (
     published_cases,
     read_case,
 )
+from scanloom.io.output.private import check_links
 from scanloom.io.output.published import store_file_stamps
 from scanloom.io.system.atomic_write import fsync_path, private_draft
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -31,7 +33,7 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import REVIEW
 
-NETWORK = "listen"
+_ENTRIES = (OUTPUT_ENTRIES | {REVIEW}) - {LISTEN}
 """The page of `listen` has addresses and titles of a hospital's network, and no results."""
 COPIED: frozenset[Identity] = frozenset({"ids", "shapes"})
 """Without pictures. Label maps and surfaces of a head show its face."""
@@ -79,8 +81,9 @@ def export(out: Path, folder: Path, *, pictures: bool = False, key: Path | None 
     ------
     ScanError
         NOT_FOUND or NO_RESULTS if there are no results in `out`; OUTPUT_UNWRITABLE if its
-        folders are named by patients, or there is something at `folder`; DISK_FULL.
+        folders are links or named by patients, or there is something at `folder`; DISK_FULL.
     """
+    check_links(out)
     cases = published_cases(out)
     if not cases:
         raise no_results(out)
@@ -150,8 +153,7 @@ class _Copy:
 
     def _is_copied(self, path: Path) -> bool:
         """Return whether to copy a file: files that are not ours may hold anything."""
-        entries = {*OUTPUT_ENTRIES, REVIEW} - {NETWORK}
-        is_ours = path.parts[0] in entries and not path.name.startswith(".")
+        is_ours = path.parts[0] in _ENTRIES and not path.name.startswith(".")
         try:
             return is_ours and identity_of(path) in self._copied
         except ValueError:
@@ -164,8 +166,7 @@ class _Copy:
             sums = read_sums(folder / CHECKSUMS)
             kept = {name: sums[name] for name in sums if self._is_copied(below / name)}
             for name, digest in kept.items():
-                if self._file(below / name) != digest:
-                    raise ValueError("a file differs from its checksum")  # noqa: TRY301
+                self._file(below / name, digest)
             self._file(below / TIMING)
             lines = "".join(f"{digest}  {name}\n" for name, digest in kept.items())
             (self._target / below / CHECKSUMS).write_text(lines)
@@ -183,8 +184,8 @@ class _Copy:
             raise exc
         self.left_out.append(path.as_posix())
 
-    def _file(self, path: Path) -> str:
-        """Copy a file; return the SHA-256 of its bytes."""
+    def _file(self, path: Path, expected: str | None = None) -> None:
+        """Copy a file; ValueError if its SHA-256 is another than expected."""
         target = self._target / path
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
@@ -193,5 +194,6 @@ class _Copy:
                 digest.update(block)
                 copy.write(block)
             self.size += copy.tell()
+        if expected not in (None, digest.hexdigest()):
+            raise ValueError("a file differs from its checksum")
         self.files += 1
-        return digest.hexdigest()

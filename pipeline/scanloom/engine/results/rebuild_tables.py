@@ -12,7 +12,7 @@ from scanloom.engine.outcomes import Outcome, Outcomes
 from scanloom.engine.prepare import Request
 from scanloom.engine.results import tables
 from scanloom.engine.results.verify import missing_tables
-from scanloom.engine.run_files import RUNS, WORKFLOW
+from scanloom.engine.run_files import RUNS, WORKFLOW, run_folders
 from scanloom.engine.workflow.schema import MAX_PAGE_BYTES, Workflow, parse_stored_workflow
 from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
@@ -30,7 +30,7 @@ from scanloom.io.system.regular_files import read_regular_file
 
 def has_runs(out: Path) -> bool:
     """Whether `scanloom run` made results; those of `segment` alone have no tables."""
-    return bool(_run_folders(out))
+    return bool(run_folders(out))
 
 
 def lacks_tables(out: Path) -> bool:
@@ -38,7 +38,7 @@ def lacks_tables(out: Path) -> bool:
 
     Totals of a run are written after its tables.
     """
-    runs = _run_folders(out)
+    runs = run_folders(out)
     if not runs:
         return False
     try:
@@ -84,16 +84,11 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
 
 def _newest_workflow(out: Path) -> Workflow | None:
     """Return the workflow of the newest run that has stored it."""
-    for run in reversed(_run_folders(out)):
+    for run in reversed(run_folders(out)):
         with suppress(FileNotFoundError):
             private_copy = out / PRIVATE / RUNS / run.name / WORKFLOW  # has the paths of the models
             return parse_stored_workflow(read_regular_file(private_copy, MAX_PAGE_BYTES))
     return None
-
-
-def _run_folders(out: Path) -> list[Path]:
-    """Return the folders of all runs, the newest last."""
-    return sorted(path for path in (out / RUNS).glob("*/") if path.is_dir())
 
 
 def _case_ids(out: Path, inputs: Inputs, key: bytes, folders: Mapping[str, str]) -> Iterator[str]:

@@ -101,7 +101,7 @@ class RunCases:
         self._index, self._request, self._key = index, request, key
         self._out, self._scope, self._ledger = out, scope, ledger
         self._all_series = index.series if series is None else series
-        self._folders = crosswalk.renamed_folders(out) or {}
+        self._folders = crosswalk.renamed_folders(out)
         self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
         self._ended = Outcomes()
         self._ids, self._names = NameSet(), NameSet()
@@ -127,13 +127,12 @@ class RunCases:
         return map(self._record, self._ended)
 
     @property
-    def blocked(self) -> list[CaseRecord]:
-        """Records of cases with a stale or damaged result that must not be replaced."""
-        return [
-            self._record(entry)
-            for entry in self._ended
-            if entry.code and Reason[entry.code].subject == "result"
-        ]
+    def without_result(self) -> list[CaseRecord]:
+        """Records of cases that ended in earlier runs without a result that is current.
+
+        They failed and are not tried again, or their result must not be replaced.
+        """
+        return [record for record in self.records if record.reason]
 
     def with_result(self, names: set[str]) -> set[str]:
         """Return those of some cases that have a current result of an earlier run."""
@@ -142,7 +141,7 @@ class RunCases:
     def _record(self, entry: Outcome) -> CaseRecord:
         reason, folder = entry.reason, None
         if reason is None or reason.subject == "result":
-            folder = case_folder(self._out, self._folders.get(entry.id) or entry.id)
+            folder = case_folder(self._out, self._folders.get(entry.id, entry.id))
         return CaseRecord(entry.id, reason, entry.detail, (), folder)
 
     def cases(self) -> Iterator[Case]:
@@ -228,7 +227,7 @@ class RunCases:
             yield from chosen
             return
         while batch := list(itertools.islice(chosen, COMPARED_AT_ONCE)):
-            names = [self._folders.get(inputs[0].id) or inputs[0].id for inputs in batch]
+            names = [self._folders.get(inputs[0].id, inputs[0].id) for inputs in batch]
             stamps = [_stamp_of(inputs, self._key) for inputs in batch]
             current = self._ledger.hold(names, self._request.recipe, stamps)
             for inputs, name, is_current in zip(batch, names, current, strict=True):
@@ -282,11 +281,11 @@ class RunCases:
     def _unique(self, shared: frozenset[int]) -> tuple[dict[str, Case], set[str]]:
         """Return one case for each of the shared ids, and the ids of files that are not equal.
 
-        Ids of volume files are computed from samples of them.
+        Ids of volume files are computed from samples of them. Those of their series are among them.
         """
         unique: dict[str, Case] = {}
         ambiguous: set[str] = set()
-        for inputs, light in self._candidates(_ignore, _ignore):
+        for inputs, light in self._candidates(ignore, ignore):
             if hash(inputs[0].id) not in shared or not self._scope.holds(light.id):
                 continue
             with suppress(ScanError):  # unreadable: `compare`, or its worker, reports that
@@ -296,12 +295,12 @@ class RunCases:
                     continue
                 unique[case.id] = with_source_hash(earlier, self._key)
                 if with_source_hash(case, self._key).source_hash != unique[case.id].source_hash:
-                    ambiguous.add(case.id)
+                    ambiguous |= {case.id, inputs[0].id}
         return unique, ambiguous
 
     def _named(self, case: Case) -> Case:
         """Return a case with the name of its folder."""
-        folder = self._folders.get(case.id) or case.id
+        folder = self._folders.get(case.id, case.id)
         return replace(case, folder=folder) if folder != case.folder_name else case
 
     def note(self, record: CaseRecord) -> None:
@@ -316,7 +315,7 @@ class RunCases:
         """Note the outcomes that cases of other shards have by now."""
         if self._scope.shard is None:
             return
-        for inputs, light in self._candidates(_ignore, _ignore):
+        for inputs, light in self._candidates(ignore, ignore):
             case = self._named(light)
             if not self._scope.holds(case.id):
                 outcome = self._earlier_outcome(case)
@@ -373,7 +372,7 @@ def make_cases(
             most = None if several else 0
             series, *channels = (index.as_series(entry, most) for entry in inputs)
             all_phases = several and request.workflow.policy.phases == "all"
-            count = count_volumes(series) if all_phases else 1
+            count = count_volumes(series, request.workflow.read_options) if all_phases else 1
         except ScanError as error:
             for outcome in _failed(inputs, error):
                 leave(outcome)
@@ -419,8 +418,8 @@ def _failed(inputs: Inputs, error: ScanError) -> list[Outcome]:
     return [Outcome(entry.id, error.code, error.detail) for entry in inputs]
 
 
-def _ignore(_: Outcome) -> None:
-    """Leave out a series that was left out before."""
+def ignore(_: Outcome) -> None:
+    """Leave out a series that is told elsewhere."""
 
 
 def _ids(series: Iterable[IndexedSeries]) -> Iterator[str]:
@@ -435,19 +434,11 @@ def _shared_ids(series: Iterable[IndexedSeries]) -> frozenset[int]:
 
 
 def record_sources(out: Path, fingerprint: str, cases: RunCases) -> None:
-    """Add the pending cases to the crosswalk, and further copies of their files."""
-    add_sources(
-        out,
-        fingerprint,
-        (
-            crosswalk.source_from_series(case.series, case.id, case.phase)
-            for case in itertools.chain(cases.cases(), cases.copies)
-        ),
+    """Add the pending cases to the crosswalk, and further copies of their files; many at a time."""
+    sources = (
+        crosswalk.source_from_series(case.series, case.id, case.phase)
+        for case in itertools.chain(cases.cases(), cases.copies)
     )
-
-
-def add_sources(out: Path, fingerprint: str, sources: Iterator[crosswalk.SourceRecord]) -> None:
-    """Add sources to the crosswalk, many at a time."""
     while batch := list(itertools.islice(sources, SOURCES_AT_ONCE)):
         with private_folder(out, fingerprint) as private:
             crosswalk.add_sources(private, batch)

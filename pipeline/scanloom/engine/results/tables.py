@@ -35,7 +35,7 @@ from scanloom.io.output.crosswalk import (
 )
 from scanloom.io.output.failures import failed_cases
 from scanloom.io.output.growing_table import file_state
-from scanloom.io.output.layout import TOTALS, iter_cases, read_case
+from scanloom.io.output.layout import TOTALS, iter_cases
 from scanloom.io.output.measurements import (
     COLUMNS,
     measurement_to_row,
@@ -289,8 +289,9 @@ def write_case_tables(out: Path, damaged: set[str]) -> bool:
     outdated = outdated_cases(out)
     tabled = TabledCases(out, outdated, (MEASUREMENTS, RADIOMICS))
 
+    read = partial(_measured, outdated=outdated)
+
     def is_whole(folder: Path) -> bool:
-        read = partial(_measured, outdated=outdated)
         return next(iter_cases(out, read, damaged, [folder]), None) is not None
 
     if tabled.is_up_to_date(is_whole):
@@ -316,8 +317,8 @@ def _write_case_tables(
             yield case.name, rows
 
     def features(folders: Iterator[Path]) -> Iterator[tuple[str, Rows]]:
-        def read(folder: Path) -> tuple[str, Rows]:
-            return folder.name, feature_rows(folder, outdated)
+        def read(folder: Path, document: dict[str, Any], _: dict[str, Any]) -> tuple[str, Rows]:
+            return folder.name, feature_rows(folder, document, outdated)
 
         return iter_cases(out, read, damaged, folders)
 
@@ -342,11 +343,11 @@ def _write_case_tables(
 
 
 def _measured(
-    folder: Path, outdated: Container[str]
+    folder: Path, document: dict[str, Any], _: dict[str, Any], outdated: Container[str]
 ) -> tuple[ReadCase, Rows, Sequence[str] | None]:
     """Return a case, its rows, and the columns of its features, None if damaged."""
-    time = folder.stat().st_mtime_ns  # before its files are read
-    document, rows = _case_rows(folder, outdated)
+    time = folder.stat().st_mtime_ns  # before its tables are read
+    rows = measurement_rows(folder, document, outdated)
     columns = None
     with suppress(OSError, ValueError):
         columns = feature_columns(folder)
@@ -359,8 +360,11 @@ def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
     import pyarrow as pa
 
     outdated = outdated_cases(out)
-    cases = iter_cases(out, lambda folder: measurement_rows(folder, outdated), damaged)
-    rows = list(itertools.chain.from_iterable(cases))
+
+    def read(folder: Path, document: dict[str, Any], _: dict[str, Any]) -> Rows:
+        return measurement_rows(folder, document, outdated)
+
+    rows = list(itertools.chain.from_iterable(iter_cases(out, read, damaged)))
     return pa.Table.from_pylist(rows, _schema(MEASUREMENT_COLUMNS))
 
 
@@ -383,37 +387,28 @@ def outdated_cases(out: Path) -> set[str]:
     return stale_cases(out) | failed_cases(out)
 
 
-def measurement_rows(folder: Path, outdated: Container[str]) -> Rows:
+def measurement_rows(folder: Path, document: dict[str, Any], outdated: Container[str]) -> Rows:
     """Return the rows of a published case, one per model and structure.
 
-    If its id is in `outdated`, each row has the flag OUTDATED.
+    `document` is its `case.json`. If its id is in `outdated`, each row has the flag OUTDATED.
 
     Raises
     ------
     OSError, ValueError, LookupError, TypeError
         If the case is damaged.
     """
-    return _case_rows(folder, outdated)[1]
-
-
-def _case_rows(folder: Path, outdated: Container[str]) -> tuple[dict[str, Any], Rows]:
-    """Return the document of a case, and its rows as `measurement_rows`."""
-    document = read_case(folder)  # a case that the report can't show is not in the table either
     rows = read_measurements_json(folder)
     case, recipe = str(document["case"]), document["recipe"]
     if case in outdated:
         rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
-    return document, [
-        {"case": folder.name, **measurement_to_row(row), "recipe": recipe} for row in rows
-    ]
+    return [{"case": folder.name, **measurement_to_row(row), "recipe": recipe} for row in rows]
 
 
-def feature_rows(folder: Path, outdated: Container[str]) -> Rows:
+def feature_rows(folder: Path, document: dict[str, Any], outdated: Container[str]) -> Rows:
     """Return the features of a published case, one row per model and structure; none without.
 
-    OUTDATED and errors are as in `measurement_rows`.
+    Parameters and errors are as in `measurement_rows`.
     """
-    document = read_case(folder)
     rows = read_features(folder)
     case, recipe = str(document["case"]), document["recipe"]
     if case in outdated:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from scanloom.core import ScanError
 from scanloom.engine.results import tables
+from scanloom.engine.run_files import run_folders
 from scanloom.io.identity import key_fingerprint, read_key
 from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
 from scanloom.io.output.crosswalk import case_folders
@@ -33,6 +34,7 @@ from scanloom.io.output.layout import (
     case_folder,
     no_results,
     published_cases,
+    read_case,
     stray_results,
 )
 from scanloom.io.output.ledger import Ledger
@@ -78,7 +80,8 @@ def missing_tables(out: Path) -> list[str]:
     if not existing and not any((out / "runs").glob(f"*/{TOTALS}")):
         return sorted(half)
     expected = {*_files(MEASUREMENTS)}
-    if (out / "runs").is_dir() or not existing <= expected:  # results of `segment` have no manifest
+    # Results of `segment` have no manifest; a plan is in `runs` too, but no folder
+    if run_folders(out) or not existing <= expected:
         expected |= {*_files(tables.MANIFEST)}
     return sorted((expected - existing) | half)
 
@@ -113,7 +116,10 @@ def altered_rows(out: Path, table: str, intact: Container[str]) -> set[str]:
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
-        rows = _ROWS[table](case_folder(out, case), outdated) if case in intact else None
+        rows = None
+        if case in intact:
+            folder = case_folder(out, case)
+            rows = _ROWS[table](folder, read_case(folder), outdated)
         # cases with other settings of features have other columns
         columns = next(head[1][0].keys() for head in heads.values() if head and head[0] == case)
         blank = dict.fromkeys(columns if table == tables.RADIOMICS else (), "")
@@ -222,7 +228,7 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
         path = folder.relative_to(out).as_posix()
         findings = list(verify_case(folder, path))
         with suppress(OSError, ValueError, ScanError):  # found before
-            if case := owners.other_case(folder):
+            if case := owners.other_case(folder.name, read_case(folder)):
                 findings.append(Discrepancy("changed", f"{path}: it holds the result of {case}"))
         yield from findings
         if not findings:

@@ -77,7 +77,7 @@ class ChildLoop:
                 models = self._setup.make_predictors()  # first: this may fail
                 import_heavy()
             setup = self._setup
-            gate = memory_gate(models, setup.memory_limit, setup.in_flight, setup.neighbours)
+            gate = memory_gate(models, setup.memory_limit, setup.in_flight)
             self._send(Ready())  # first: from now on a case may end this process
             self._models.set_result((models, gate))
         except BaseException as exc:  # noqa: BLE001  # no case is to blame

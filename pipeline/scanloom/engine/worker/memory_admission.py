@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from scanloom.core import Grid
+from scanloom.core.process import worker_count
 from scanloom.engine.prepare import estimate_case, placement_of
 from scanloom.inference.graph import Predictor
 
@@ -83,13 +84,11 @@ MEMORY_SHARE = 0.9
 """Fraction of the machine's memory for cases; the system and its file cache need the rest."""
 
 
-def memory_gate(
-    predictors: Sequence[Predictor], limit: int | None, places: int, neighbours: int = 1
-) -> AdmissionGate:
+def memory_gate(predictors: Sequence[Predictor], limit: int | None, places: int) -> AdmissionGate:
     """Return the gate that distributes a process's memory among cases before they are read.
 
     `places` cases at most take the memory that they need in addition to the models, up to the bytes
-    of `limit`; None for the process's share of the machine's memory, with `neighbours` like it.
+    of `limit`; None for an equal share of the machine's memory with the run's other workers on it.
     """
     from scanloom.inference.memory import base_bytes, machine_memory  # torch comes in here
 
@@ -98,5 +97,5 @@ def memory_gate(
     estimate_case(smallest, np.int16, cards, placement=placement_of(predictors))  # caches sizes
     capacity = float("inf") if limit is None else float(limit)
     if limit is None and (total := machine_memory()) is not None:
-        capacity = MEMORY_SHARE * total / neighbours
+        capacity = MEMORY_SHARE * total / worker_count("cpu")
     return AdmissionGate(places, capacity - base_bytes(cards))

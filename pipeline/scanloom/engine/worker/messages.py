@@ -32,7 +32,6 @@ QUEUED = "waiting"
 
 Span = tuple[float, float]
 """Start and end, in seconds of CLOCK_MONOTONIC."""
-PredictorFactory = Callable[[], Sequence[Predictor]]
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,6 @@ class ChildSetup:
         Bytes of data that the process may have (RLIMIT_DATA), so that a case that takes more ends
         with an error instead of taking the machine's memory. By their estimates, concurrent cases
         take no more together, and a case that alone would take more is refused.
-    neighbours : int
-        Number of such processes that share the machine's memory without a limit.
     progress : Path or None
         Folder for the progress of its cases.
     search_path : tuple of str
@@ -61,10 +58,9 @@ class ChildSetup:
     """
 
     output: OutputTarget
-    make_predictors: PredictorFactory
+    make_predictors: Callable[[], Sequence[Predictor]]
     in_flight: int = 1
     memory_limit: int | None = None
-    neighbours: int = 1
     progress: Path | None = None
     search_path: tuple[str, ...] = field(default_factory=lambda: tuple(safe_path(sys.path)))
 

@@ -65,7 +65,9 @@ class _RunningCase:
         return self._worked + (time.monotonic() - since if since is not None else 0.0)
 
     def begin(self, step: str) -> None:
-        self._worked, self.has_begun = self.worked, True
+        # In this order: another thread may look at `worked` between two lines, to compare its limit
+        worked, self._since = self.worked, None
+        self._worked, self.has_begun = worked, True
         self._since = None if step == messages.QUEUED else time.monotonic()
 
     def finish(self, done: messages.CaseReply | None) -> None:

@@ -191,11 +191,14 @@ def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping
     `error` is one of pydantic's errors, `root` that of the file's YAML; None without a file.
     """
     loc = tuple(error["loc"])
+    is_unknown = error["type"] in ("extra_forbidden", "unexpected_keyword_argument")
     names = [str(entry) for entry in loc if isinstance(entry, str) and _is_key(entry)]
+    if is_unknown and not _is_key(loc[-1]):  # the user's word, whatever it looks like
+        names.append(loc[-1])
     key = ".".join(names) or "the page"
     where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(model, names[:-1])
-    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument") and section is not None:
+    if is_unknown and section is not None:
         known = sorted(_keys(section))
         return f"{where} is not a key here; {did_you_mean(names[-1], known)}"
     field = _field(model, names)

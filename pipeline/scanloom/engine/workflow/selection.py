@@ -289,7 +289,7 @@ def _channels(
             unused = number not in by_channel.values()
             position = order.get(number, len(by_channel) + number)
             numbers.extend((number, study[0][0], position, -1 if unused else text))
-    ordered = placed_sorter(store)
+    ordered = placed_sorter(store, 3)
     rows = np.frombuffer(numbers, np.int64).reshape(-1, 4)
     following = map(tuple, rows[np.argsort(rows[:, 0])])
     first, *where = next(following, (-1,))

@@ -84,12 +84,8 @@ def cached_export(key: str, write: Callable[[Path], None]) -> Iterator[tuple[Pat
             raise PermissionError("another user can write to the cache folder")
         # Exporting takes long and much memory: processes on a machine wait for the first
         with (exports_folder() / f"{key}.lock").open("ab") as lock:
-            lock_file(lock.fileno())
-            processes = Path("/proc")
-            for draft in exports_folder().glob(".*.*") if (processes / "self").exists() else ():
-                pid = draft.suffix.removeprefix(".")  # a draft of a process that is gone
-                if pid.isdecimal() and not (processes / pid).exists():
-                    shutil.rmtree(draft, ignore_errors=True)
+            if lock_file(lock.fileno()):
+                _remove_abandoned(key)
             folder = exports_folder() / key
             cached = is_complete(folder)
             if not cached:
@@ -118,10 +114,21 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
+def _remove_abandoned(key: str) -> None:
+    """Remove drafts whose writers are gone: they held the lock of the draft's key, as now of `key`.
+
+    A process number would not tell: other machines and containers may have the same cache folder.
+    """
+    for draft in exports_folder().glob(".*.*"):
+        drafted = draft.name.split(".")[1]
+        with suppress(OSError), (exports_folder() / f"{drafted}.lock").open("ab") as lock:
+            if drafted == key or lock_file(lock.fileno(), 0):
+                shutil.rmtree(draft, ignore_errors=True)
+
+
 def _publish(folder: Path, write: Callable[[Path], None]) -> None:
     """Write an export under another name, then rename it; a damaged one is removed before."""
-    # The process number in its name tells others whether a draft is abandoned
-    draft = Path(tempfile.mkdtemp(prefix=".", suffix=f".{os.getpid()}", dir=folder.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         write(draft)
         names = sorted(path.name for path in draft.iterdir())
@@ -130,9 +137,10 @@ def _publish(folder: Path, write: Callable[[Path], None]) -> None:
         (draft / HASHES).write_text(json.dumps(hashes), encoding="utf-8")
         for path in draft.iterdir():
             _sync(path)
-        if folder.exists():
-            shutil.rmtree(folder)
-        draft.rename(folder)
+        if not is_complete(folder):  # by another process, where the file system has no locks
+            if folder.exists():
+                shutil.rmtree(folder)
+            draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     _sync(folder.parent)
@@ -258,14 +266,18 @@ class EngineTrial:
         return f"{self.engine} {self.version}, {self.precision}: {used}, {self.why}"
 
 
-def trial_file(engine: Engine, request: NetworkRequest) -> Path:
-    """Return the path of a trial: it depends on network, library, torch, machine and threads."""
+def trial_file(engine: Engine, request: NetworkRequest, card: ModelCard) -> Path:
+    """Return the path of a trial: it depends on network, library, torch, machine and threads.
+
+    And on how a card decides: labels are compared, which other decisions make of other scores.
+    """
     subject = {
         "form": _SCHEMA,
         "engine": [engine.name, engine.version()],
         **request.cache_subject,
         "threads": request.threads,
         "device": device_model(request.device),
+        "decided": [card.activation, str(card.decision), card.n_outputs],
     }
     return exports_folder() / "verdicts" / f"{export_key(subject)}.json"
 

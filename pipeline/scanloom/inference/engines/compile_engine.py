@@ -6,11 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from scanloom.inference.engines.protocol import (
-    EngineUnfitError,
-    NetworkRequest,
-    Run,
-)
+from scanloom.inference.device import is_out_of_memory
+from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest, Run
 
 
 class TorchCompile:
@@ -34,6 +31,8 @@ class TorchCompile:
             compiled: Run = torch.compile(request.torch_network(), dynamic=False)
             compiled(request.zeros())
         except Exception as exc:
+            if is_out_of_memory(exc):
+                raise
             raise EngineUnfitError(f"{type(exc).__name__} while the network was compiled") from exc
         return compiled
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from scanloom.inference.device import is_out_of_memory
 from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest, Run
+from scanloom.inference.network.layers import CONVOLUTIONS
 
 KERNELS = 1
 """Version of the kernels and of what is fused: trials of another one do not count."""
@@ -28,7 +29,6 @@ _PROGRAMS = 2048
 _DYNUNET = "monai.networks.blocks.dynunet_block"
 """Module of MONAI's blocks that call their layers by name."""
 
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 _DROPOUTS = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers without effect in evaluation mode."""
@@ -154,7 +154,7 @@ def _fuse_sequence(sequence: nn.Sequential) -> None:
     ):
         if not _is_norm(norm):
             continue
-        convolved = isinstance(before, _CONVOLUTIONS)
+        convolved = isinstance(before, CONVOLUTIONS)
         if convolved:
             before.register_parameter("bias", None)
         slope = _slope(after)

@@ -14,12 +14,9 @@ import torch
 
 from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.core.packages import UNKNOWN, package_version
+from scanloom.inference.device import is_out_of_memory
 from scanloom.inference.engines.cache import cached_export, export_key
-from scanloom.inference.engines.protocol import (
-    EngineUnfitError,
-    NetworkRequest,
-    Run,
-)
+from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest, Run
 from scanloom.inference.nets.onnx_graph import OnnxGraph
 from scanloom.inference.network.layers import PlaneNetwork
 
@@ -100,9 +97,11 @@ class OnnxRuntime:
             if isinstance(network, OnnxGraph):
                 return _graph_runner(session, network, plane)
             return _runner(session, request, provider)
-        except (torch.OutOfMemoryError, EngineUnfitError):
+        except EngineUnfitError:
             raise
         except Exception as exc:
+            if is_out_of_memory(exc):
+                raise
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
 
 
@@ -193,17 +192,18 @@ def _runner(session: InferenceSession, request: NetworkRequest, provider: str) -
     in_place = provider in _BOUND
     [parameter], [result] = session.get_inputs(), session.get_outputs()
     dtype = next(each for each, name in _TYPES.items() if name == result.type)
+    # not the request itself: it has the weights, which torch need not keep
+    most, takes, on = request.shape[0], request.dtype, request.device
 
     def run(windows: torch.Tensor) -> torch.Tensor:
         count = len(windows)
-        if count < request.shape[0]:  # the last batch of a scan
-            rest = windows.new_zeros(request.shape[0] - count, *windows.shape[1:])
-            windows = torch.cat([windows, rest])
-        windows = windows.to(request.dtype).contiguous()
+        if count < most:  # the last batch of a scan
+            windows = torch.cat([windows, windows.new_zeros(most - count, *windows.shape[1:])])
+        windows = windows.to(takes).contiguous()
         if not in_place:
             [scores] = session.run(None, {parameter.name: windows.cpu().numpy()})
             return torch.from_numpy(scores).to(windows.device)[:count]
-        device = _BOUND[provider], request.device.index or 0
+        device = _BOUND[provider], on.index or 0
         output = torch.empty(tuple(result.shape), dtype=dtype, device=windows.device)
         binding = session.io_binding()
         for bind, name, tensor in (
@@ -213,7 +213,7 @@ def _runner(session: InferenceSession, request: NetworkRequest, provider: str) -
             kind = "float16" if tensor.dtype is torch.float16 else "float32"
             bind(name, *device, kind, tuple(tensor.shape), tensor.data_ptr())
         if device[0] == "cuda":
-            torch.cuda.current_stream(request.device).synchronize()  # the windows are complete
+            torch.cuda.current_stream(on).synchronize()  # the windows are complete
         session.run_with_iobinding(binding)
         binding.synchronize_outputs()
         return output[:count]

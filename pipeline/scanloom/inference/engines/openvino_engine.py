@@ -34,13 +34,9 @@ from torch import nn
 from scanloom.cards.networks import Layout
 from scanloom.core import Reason, ScanError, printable
 from scanloom.core.packages import package_version
-from scanloom.inference.device import drop_file_pages, return_free_memory
+from scanloom.inference.device import drop_file_pages, is_out_of_memory, return_free_memory
 from scanloom.inference.engines.cache import cached_export, export_key
-from scanloom.inference.engines.protocol import (
-    EngineUnfitError,
-    NetworkRequest,
-    Run,
-)
+from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest, Run
 from scanloom.inference.network.layers import PlaneNetwork, find_exact_layers
 
 _FORM = 5
@@ -86,6 +82,8 @@ class OpenVino:
                 return _compile(folder, request)
         except (RuntimeError, TypeError, ValueError, OSError, ImportError, AttributeError) as exc:
             # ImportError, AttributeError: a part of the library is missing
+            if is_out_of_memory(exc):  # no fault of the engine, which would be remembered
+                raise
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
 
 
@@ -130,8 +128,8 @@ def _traced(network: nn.Module, traced: tuple[int, ...], shape: tuple[int, ...])
 
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of conditions on shapes, which are constant here
-        # torch's function has no types
-        script = torch.jit.trace(network, torch.zeros(traced), check_trace=False)  # type: ignore[no-untyped-call]
+        image = torch.zeros(traced)
+        script = torch.jit.trace(network, image, check_trace=False)  # type: ignore[no-untyped-call]  # torch
         decoder = TorchScriptPythonDecoder(script)  # not owned by what is loaded from it
         reader = FrontEndManager().load_by_framework("pytorch")
         model = reader.convert(reader.load(decoder))

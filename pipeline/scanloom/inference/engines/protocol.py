@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import nn
 
+from scanloom.inference.device import dtype_name
 from scanloom.inference.network.layers import MixedBfloat16, PlaneNetwork
 
 Run = Callable[[torch.Tensor], torch.Tensor]
@@ -51,7 +52,7 @@ class NetworkRequest:
     @property
     def precision(self) -> str:
         """The numeric type's name: "float32", "bfloat16", "float16"."""
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
     @property
     def cache_subject(self) -> dict[str, object]:

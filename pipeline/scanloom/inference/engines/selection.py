@@ -36,12 +36,7 @@ from scanloom.inference.engines.cache import (
     save_measurement,
     trial_file,
 )
-from scanloom.inference.engines.protocol import (
-    Engine,
-    EngineUnfitError,
-    NetworkRequest,
-    Run,
-)
+from scanloom.inference.engines.protocol import Engine, EngineUnfitError, NetworkRequest, Run
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.network.loading import LoadedNetwork
 from scanloom.inference.restore.decisions import decide_on_grid
@@ -75,20 +70,6 @@ MIN_VOLUME_ML = 1.0
 """Volume above which a structure is compared by Dice."""
 
 
-def check_engine(name: str) -> None:
-    """Refuse an engine that is not installed.
-
-    Raises
-    ------
-    ScanError
-        DEVICE_UNAVAILABLE if its library is not installed.
-    """
-    engine = ENGINES[name]
-    if engine.version() is None:
-        detail = f"the engine {name} is not installed: pip install {engine.package}"
-        raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
-
-
 def torch_choice(why: str, measured: str = "") -> EngineChoice:
     """Return torch as the engine, and the reason."""
     return EngineChoice(TORCH, torch.__version__, why, measured)
@@ -119,7 +100,7 @@ class EngineSelector:
     Raises
     ------
     ScanError
-        DEVICE_UNAVAILABLE if the requested engine is not installed.
+        DEVICE_UNAVAILABLE if the requested engine is not installed, or runs no ONNX graph.
     """
 
     card: ModelCard
@@ -141,8 +122,10 @@ class EngineSelector:
             detail = f"an ONNX network is run by {' or '.join(GRAPH_ENGINES)}, not {self.requested}"
             raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
         self.choice = self._own_choice("requested" if self.requested == TORCH else "not used yet")
-        if self.requested not in ("auto", TORCH):
-            check_engine(self.requested)
+        engine = ENGINES.get(self.requested)
+        if engine is not None and engine.version() is None:
+            detail = f"the engine {engine.name} is not installed: pip install {engine.package}"
+            raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
 
     @property
     def _is_graph(self) -> bool:
@@ -289,7 +272,9 @@ class EngineSelector:
             first = self.load()  # again: weights that an engine has taken over are not kept
             return (first, *first.folds)[number].network
 
-        def guarded(windows: torch.Tensor) -> torch.Tensor:
+        again = replace(request, build=build)
+
+        def guarded(windows: torch.Tensor) -> torch.Tensor:  # keeps no `request`, which has weights
             nonlocal substitute
             if substitute is None:
                 try:
@@ -302,8 +287,8 @@ class EngineSelector:
                 logger.warning("torch is used instead of %s: %s", name, fault)
                 self.choice = torch_choice(f"instead of {name}: {fault}", self._measured)
                 # Later scans are torch's from the first window on
-                self._prepared[request.shape, request.dtype, request.device] = self.choice, None
-                substitute = replace(request, build=build).torch_network()
+                self._prepared[again.shape, again.dtype, again.device] = self.choice, None
+                substitute = again.torch_network()
             scores: torch.Tensor = substitute(windows)
             return scores
 
@@ -320,7 +305,7 @@ class EngineSelector:
             if not engine.supports(model.device, model.loaded.dtype):
                 continue
             request = self._requests(model, scan)[0]
-            path = trial_file(engine, request)
+            path = trial_file(engine, request, self.card)
             # Measuring costs some windows, which few windows do not repay
             if read_trial(path) is None and planned < LEAST_WINDOWS:
                 self._measured = "too few windows to measure another engine"
@@ -344,7 +329,7 @@ class EngineSelector:
         clock: StepTimer,
     ) -> EngineTrial:
         """Return the trial of an engine, measured now if it is not known."""
-        path = trial_file(engine, request)
+        path = trial_file(engine, request, self.card)
         trial = self._trials.get(path) or read_trial(path)
         if trial is None:
             with clock.step("engine"), one_at_a_time(path):
@@ -563,14 +548,14 @@ def compare_labels(
     Returns
     -------
     (equal, dice)
-        Fraction of voxels with equal labels, and the smallest Dice of a structure above
+        Fraction of voxels with equal labels in all maps, and the smallest Dice of a structure above
         `MIN_VOLUME_ML`; None without such structure.
     """
     same = total = 0
     sizes: dict[tuple[int, int], list[int]] = {}
     for first, second in zip(reference, labels, strict=True):
-        same += int((first == second).sum())
-        total += first.numel()
+        same += int((first == second).all(dim=0).sum())
+        total += first[0].numel()
         for which, (a, b) in enumerate(zip(first, second, strict=True)):
             for label in torch.unique(torch.cat([a.flatten(), b.flatten()])).tolist():
                 if label:

@@ -137,14 +137,12 @@ class ResidualBlock(nn.Module):
         return out
 
 
-class BlockSequence(nn.Module):
-    """Blocks in sequence, of which only the first may have a stride.
+class Blocks(nn.Module):
+    """Blocks in sequence, of which only the first may have a stride."""
 
-    Subclasses name the class of the blocks, and the sequence as in nnU-Net's state dicts.
-    """
-
-    block: ClassVar[type[Block | ResidualBlock]]
-    sequence: ClassVar[str]
+    block: ClassVar[type[Block | ResidualBlock]] = Block
+    sequence: ClassVar[str] = "convs"
+    """Name of the sequence in nnU-Net's state dicts."""
 
     def __init__(
         self, layers: Layers, count: int, inputs: int, outputs: int, kernel: Sizes, stride: Sizes
@@ -161,14 +159,7 @@ class BlockSequence(nn.Module):
         return features
 
 
-class Blocks(BlockSequence):
-    """Plain blocks in sequence."""
-
-    block = Block
-    sequence = "convs"
-
-
-class ResidualBlocks(BlockSequence):
+class ResidualBlocks(Blocks):
     """Residual blocks in sequence."""
 
     block = ResidualBlock

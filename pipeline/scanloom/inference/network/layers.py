@@ -34,7 +34,7 @@ _NARROW_CHANNELS = 16
 """Maximum number of channels of a narrow layer: it averages too few values to hide rounding."""
 _PLANES = 16
 """Planes to which the final layer is applied at once on a GPU: they are copied for it."""
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PROBE: Final = 64
 """Length of the input, in voxels, for a forward pass on the meta device if the card has no window
 size."""
@@ -124,7 +124,7 @@ def _last_layer(name: str, arguments: str, size: tuple[int, ...]) -> tuple[str, 
             layer = _find_output_layer(network, window)
             if layer is None:
                 return None
-            features: int = network.get_submodule(layer).in_channels  # type: ignore[assignment]
+            features: int = network.get_submodule(layer).in_channels  # type: ignore[assignment]  # of a convolution
             replace_with_identity(network, layer)
             shape = tuple(network(window).shape)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError):
@@ -216,8 +216,7 @@ def find_exact_layers(network: nn.Module, shape: tuple[int, ...]) -> ExactLayers
     mixing = [
         n
         for n, name in enumerate(names)
-        if isinstance(layer := layers[name], _CONVOLUTIONS)
-        and any(k > 1 for k in layer.kernel_size)
+        if isinstance(layer := layers[name], CONVOLUTIONS) and any(k > 1 for k in layer.kernel_size)
     ]
     start = mixing[-1] if mixing else 0
     last = {*names[start:]} - {*names[:start]}

@@ -11,12 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
 from torch.nn import functional
 
-from scanloom.cards.card import Crop, Fit, ModelCard, NetworkGrid, Normalize
-from scanloom.core import Grid, Reason, ScanError, Volume
-from scanloom.core.grid import Shape
+from scanloom.cards.card import Crop, FillHoles, Fit, ModelCard, NetworkGrid, Normalize
+from scanloom.core import Reason, ScanError, Volume
+from scanloom.core.grid import Box, Shape
 from scanloom.inference.device import all_finite, float64_device
 from scanloom.inference.geometry import Float64, NetworkPlan
 from scanloom.inference.intensity import apply_steps
@@ -30,9 +29,10 @@ from scanloom.inference.resampling.resample import (
 )
 from scanloom.inference.sliding_window import ScorePlanes
 from scanloom.inference.transfers import StagedArray
+from scanloom.ops.components import fill_holes
+from scanloom.ops.label_maps import crop_volume
 
 BoxSlices = tuple[slice, slice, slice]
-
 _EMPTY_PLANES = 16
 """Planes of a cropped grid that are yielded at once."""
 
@@ -91,7 +91,7 @@ class GridBox:
         return GridBox((i, j, k), (x, y, z), (a, b, c))
 
 
-def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None:
+def source_box(volumes: Sequence[Volume], crop: Crop | None) -> Box | None:
     """Return the box on the scan's grid that the network sees; None for the whole scan."""
     if crop is None or crop.grid != "source":
         return None
@@ -118,7 +118,11 @@ def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None
             along[axis][margin] = occupied(axis, box)
         body = np.flatnonzero(along[axis])
         box[axis] = slice(body[0], body[-1] + 1) if len(body) else slice(None)
-    return bounding_box(along, crop)
+    bounds = foreground_bounds(along, crop)  # within the grid
+    if bounds is None:
+        return None
+    i, j, k = bounds
+    return Box((i[0], j[0], k[0]), (i[1] - 1, j[1] - 1, k[1] - 1))
 
 
 def network_bounds(channels: Sequence[torch.Tensor], crop: Crop) -> list[tuple[int, int]] | None:
@@ -192,15 +196,6 @@ def foreground(
     return mask
 
 
-def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | None:
-    """Return the box of `foreground_bounds`, which lies within the grid, as slices."""
-    bounds = foreground_bounds(along, crop)
-    if bounds is None:
-        return None
-    x, y, z = (slice(*ends) for ends in bounds)
-    return x, y, z
-
-
 def foreground_bounds(
     along: Sequence[NDArray[np.bool_]], crop: Crop
 ) -> list[tuple[int, int]] | None:
@@ -233,36 +228,12 @@ def foreground_bounds(
     return ends
 
 
-def fill_holes(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a mask with its holes: background that faces don't connect to the border."""
-    # Background regions that touch no border are holes, as of SciPy's binary_fill_holes
-    regions, _ = ndimage.label(~mask)
-    is_open = np.zeros(int(regions.max()) + 1, np.bool_)
-    for axis in range(3):
-        for end in (0, -1):
-            is_open[np.take(regions, end, axis)] = True
-    is_open[0] = False  # the mask itself
-    return np.asarray(~is_open[regions])
-
-
-def crop_volume(volume: Volume, box: BoxSlices | None) -> Volume:
-    """Return the part of a scan in a box."""
-    if box is None:
-        return volume
-    shift = np.eye(4)
-    shift[:3, 3] = [extent.start for extent in box]
-    i, j, k = (extent.stop - extent.start for extent in box)
-    grid = Grid((i, j, k), volume.grid.affine @ shift)
-    return replace(volume, array=volume.array[box], grid=grid)
-
-
-def paste(labels: NDArray[Any], box: BoxSlices | None, shape: tuple[int, int, int]) -> NDArray[Any]:
-    """Return the label map of a whole scan, with 0 outside the box."""
-    if box is None:
-        return labels
-    whole = np.zeros(shape, labels.dtype, order="F")
-    whole[box] = labels
-    return whole
+def filled_foreground(
+    volumes: Sequence[Volume], kind: Literal["nonzero", "positive"]
+) -> NDArray[np.bool_]:
+    """Return the foreground of a scan with its holes, as by SciPy's `binary_fill_holes`."""
+    mask = foreground([volume.array for volume in volumes], kind).view(np.uint8)
+    return np.asarray(fill_holes(mask, FillHoles(connectivity=6)).view(np.bool_))
 
 
 def uncrop(
@@ -337,11 +308,10 @@ class ModelInput:
     stage_labels: NDArray[Any] | None = None
     staged: tuple[StagedArray, ...] = ()
 
-    def crop(self, box: BoxSlices | None) -> ModelInput:
+    def crop(self, box: Box) -> ModelInput:
         """Return the part of the scan in a box."""
-        labels = self.stage_labels
-        cropped = labels if labels is None or box is None else labels[box]
-        return ModelInput(tuple(crop_volume(volume, box) for volume in self.volumes), cropped)
+        labels = None if self.stage_labels is None else self.stage_labels[box.slices]
+        return ModelInput(tuple(crop_volume(volume, box) for volume in self.volumes), labels)
 
     def stage(self, lead: int) -> ModelInput:
         """Return the scan with its planes across an axis staged from now on, for a CUDA device."""
@@ -434,7 +404,7 @@ def network_image(
         raise ScanError(Reason.NOT_FINITE, detail)
     image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
     if scan.stage_labels is not None and card.stage is not None:
-        inside = fill_holes(foreground([volume.array for volume in scan.volumes], "nonzero"))
+        inside = filled_foreground(scan.volumes, "nonzero")
         used = sorted(
             s.number
             for s in card.stage.card.structures
@@ -456,8 +426,7 @@ def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | N
     if not any(isinstance(step, Normalize) and step.filled for step in steps):
         return None
     crop = card.grid.crop
-    kind = "nonzero" if crop is None else crop.foreground
-    return fill_holes(foreground([volume.array for volume in volumes], kind))
+    return filled_foreground(volumes, "nonzero" if crop is None else crop.foreground)
 
 
 def sharing_key(card: ModelCard) -> Hashable:

@@ -39,7 +39,6 @@ from scanloom.inference.resampling.sampling import (
     sampling_base,
     sampling_coordinates,
     sampling_theta,
-    selection_matrix,
 )
 from scanloom.inference.transfers import ArrivingTensor, StagedArray
 
@@ -76,12 +75,11 @@ class LinearWeights:
 
     def __init__(self, at: NDArray[np.float64], size: int, device: torch.device) -> None:
         inside = np.clip(at, 0.0, size - 1.0)
-        self.below = np.floor(inside).astype(np.int64)
-        self.above = np.minimum(self.below + 1, size - 1)
-        weight = inside - self.below
-        self.exact = bool((weight == 0.0).all())
+        below = np.floor(inside).astype(np.int64)
+        above, weight = np.minimum(below + 1, size - 1), inside - below
+        self._exact = bool((weight == 0.0).all())
         self._low, self._high, self._weight = (
-            to_device(each, device) for each in (self.below, self.above, weight.astype(np.float32))
+            to_device(each, device) for each in (below, above, weight.astype(np.float32))
         )
 
     def along(self, values: torch.Tensor, dim: int) -> torch.Tensor:
@@ -90,7 +88,7 @@ class LinearWeights:
         Fast if `dim` is not the last: then whole rows are selected.
         """
         low = values.index_select(dim, self._low).to(torch.float32)
-        if self.exact:
+        if self._exact:
             return low
         shape = [1] * values.ndim
         shape[dim] = -1
@@ -293,7 +291,7 @@ def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, sla
             index = np.rint((at + 0.5) * count / size - 0.5).astype(np.int64)
             return BandedMatrix(area_matrix(index, count, size), device)
         if plan.network_axis(axis) == alone:
-            return BandedMatrix(selection_matrix(at, plan.source.shape[axis]), device)
+            return BandedMatrix(np.eye(plan.source.shape[axis])[at.astype(np.int64)], device)
         return cubic_bands(at.tobytes(), plan.source.shape[axis], device)
 
     inner = [matrix(axis, plan.to_source(axis)) for axis in (b, c)]

@@ -131,11 +131,6 @@ def cubic_matrix(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     return matrix
 
 
-def selection_matrix(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Return a matrix (N, size) that selects the samples at whole coordinates."""
-    return np.eye(size)[at.astype(np.int64)]
-
-
 class BandedMatrix:
     """A matrix whose rows are 0 except near a diagonal.
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Paint, Threshold
 from scanloom.core import user_cache_folder
+from scanloom.inference.device import dtype_name
 from scanloom.inference.restore.decisions import lowest_score, painted
 from scanloom.own_python import is_closed, make_private_folder
 
@@ -68,7 +69,7 @@ def available(
         Interpolated scores are rounded to half precision.
     """
     if dtype not in _STORED:
-        return KernelChoice(False, f"scores are {str(dtype).removeprefix('torch.')}")
+        return KernelChoice(False, f"scores are {dtype_name(dtype)}")
     try:
         _kernels()
         decision = Threshold(0.5) if overlapping else Argmax()
@@ -168,7 +169,9 @@ def label(
     if not all(out[0].shape):
         return
     kernels = _kernels()
-    out, at = _rising(out, at)
+    for n in range(3):
+        if at[n].shape[-1] > 1 and at[n].flat[0] > at[n].flat[at[n].shape[-1] - 1]:
+            out, at = flipped(out, at, n)  # kernels take rising coordinates
     # Kernels step through columns one by one; other axes may have any stride
     if scores.stride(-1) != 1 and scores.shape[-1] > 1:
         scores = scores.contiguous()
@@ -204,16 +207,15 @@ def label(
             future.result()
 
 
-def _rising(out: Sequence[NDArray[Any]], at: Coordinates) -> tuple[list[NDArray[Any]], Coordinates]:
-    """Return labels and coordinates, flipped along the axes whose coordinates fall."""
-    axes, views = list(at), list(out)
-    for n in range(3):
-        if axes[n].shape[-1] > 1 and axes[n].flat[0] > axes[n].flat[axes[n].shape[-1] - 1]:
-            axes[n] = axes[n][..., ::-1]
-            views = [np.flip(labels, n) for labels in views]
-            if n == 0:  # lines follow their slices
-                axes = [a[::-1] if a.ndim == 2 else a for a in axes]
-    return views, (axes[0], axes[1], axes[2])
+def flipped(
+    out: Sequence[NDArray[Any]], at: Coordinates, axis: int
+) -> tuple[list[NDArray[Any]], Coordinates]:
+    """Return labels and coordinates of `label`, flipped along an axis."""
+    axes = list(at)
+    axes[axis] = axes[axis][..., ::-1]
+    if axis == 0:  # lines follow their slices
+        axes = [a[::-1] if a.ndim == 2 else a for a in axes]
+    return [np.flip(labels, axis) for labels in out], (axes[0], axes[1], axes[2])
 
 
 def _flat_scores(scores: torch.Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:

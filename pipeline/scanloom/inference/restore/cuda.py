@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Paint
 from scanloom.inference.device import is_out_of_memory, to_device
-from scanloom.inference.restore.cpu import Coordinates, KernelChoice
+from scanloom.inference.restore.cpu import Coordinates, KernelChoice, flipped
 from scanloom.inference.restore.decisions import lowest_score, map_count, painted
 from scanloom.inference.transfers import LabelCopies
 
@@ -142,7 +142,9 @@ def label(
     ValueError
         If shapes don't match, or there are more than `MAX_CLASSES` classes.
     """
-    out, at = _in_memory_direction(out, at)
+    for n in range(3):
+        if out[0].strides[n] < 0:  # torch has none
+            out, at = flipped(out, at, n)
     on_device = [torch.empty_like(torch.from_numpy(labels), device=scores.device) for labels in out]
     where = taps(at, (scores.shape[0], *scores.shape[2:]), scores.device)
     decide(scores, where, decision, on_device, rounded=rounded)
@@ -155,21 +157,6 @@ def label(
         started.add(target, labels)
     if copies is None:
         started.wait()
-
-
-def _in_memory_direction(
-    out: Sequence[NDArray[Any]], at: Coordinates
-) -> tuple[list[NDArray[Any]], Coordinates]:
-    """Return labels and coordinates, flipped along the axes with negative strides of labels."""
-    views, axes = list(out), list(at)
-    for n in range(3):
-        # torch has no negative strides
-        if views and views[0].strides[n] < 0:
-            views = [np.flip(labels, n) for labels in views]
-            axes[n] = axes[n][..., ::-1]
-            if n == 0:  # lines follow their slices
-                axes = [a[::-1] if a.ndim == 2 else a for a in axes]
-    return views, (axes[0], axes[1], axes[2])
 
 
 def decide(

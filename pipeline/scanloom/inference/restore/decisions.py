@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Paint, Threshold, label_bytes
+from scanloom.ops.label_maps import keep_numbers
 
 Labels = NDArray[Any]
 Clean = Callable[[Labels], Labels]
@@ -67,6 +68,4 @@ def only_numbers(labels: NDArray[Any], numbers: set[int], largest: int) -> NDArr
         largest <= highest or int(labels.max()) <= highest
     ):
         return labels
-    table = np.zeros(np.iinfo(labels.dtype).max + 1, labels.dtype)
-    table[list(numbers)] = list(numbers)
-    return np.asarray(table[labels])
+    return keep_numbers(labels, numbers)

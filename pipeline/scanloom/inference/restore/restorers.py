@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -181,7 +182,7 @@ class ScoreRestorer:
             for _ in range(map_count(decision, classes))
         ]
         self._copies = LabelCopies()
-        self._slices = SourceSlices(plan, self.labels, self._label)
+        self._slices = SourceSlices(plan, self.labels)
 
     def make_pages(self) -> None:
         """Start to make the pages of the label maps, while a device computes scores."""
@@ -203,7 +204,7 @@ class ScoreRestorer:
         """Take the scores (N, C, ., .) of planes from `first` on."""
         if self._rounded:
             scores = scores.to(torch.float16)
-        self._slices.add(scores, first)
+        self._slices.add(scores, first, self._label)
         if self._slices.complete:
             self._copies.wait()
             clear_uncovered(self.labels, self._plan)
@@ -427,13 +428,10 @@ class SourceSlices:
     ----------
     maps : sequence of (I, J, K) arrays
         Output on the source grid, I fastest in memory.
-    restore : callable
-        Writes the voxels of neighbouring source slices, from planes (P, C, B, D), coordinates as of
-        `cpu.label`, and views (S, J, I) of the maps.
     """
 
-    def __init__(self, plan: NetworkPlan, maps: Maps, restore: Restore) -> None:
-        self._plan, self._maps, self._restore = plan, maps, restore
+    def __init__(self, plan: NetworkPlan, maps: Maps) -> None:
+        self._plan, self._maps = plan, maps
         lead = plan.network_axis(plan.lead)
         self._positions = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
         slices = np.arange(len(self._positions))
@@ -445,10 +443,12 @@ class SourceSlices:
         """Whether all slices are restored."""
         return len(self._pending) == 0
 
-    def add(self, planes: torch.Tensor, first: int) -> None:
+    def add(self, planes: torch.Tensor, first: int, restore: Restore) -> None:
         """Take the next planes (P, C, B, D), whose first has the index `first`.
 
-        Planes are ascending, without a gap; they may be overwritten afterwards.
+        Planes are ascending, without a gap; they may be overwritten afterwards. `restore` writes
+        the voxels of neighbouring source slices, from planes, coordinates as of `cpu.label`, and
+        views (S, J, I) of the maps. It is not kept: a cycle would keep the maps in memory.
         """
         last = first + len(planes) - 1
         positions = self._positions[self._pending]
@@ -457,13 +457,15 @@ class SourceSlices:
         ready = int(np.searchsorted(np.ceil(positions), last, side="right"))
         if between and self._last_plane is not None:
             seam = torch.cat((self._last_plane, planes[:1]))
-            self._write(self._pending[:between], seam, first - 1)
+            self._write(self._pending[:between], seam, first - 1, restore)
         if ready > between:
-            self._write(self._pending[between:ready], planes, first)
+            self._write(self._pending[between:ready], planes, first, restore)
         self._pending = self._pending[ready:]
         self._last_plane = None if self.complete else planes[-1:].clone()
 
-    def _write(self, slices: NDArray[np.int64], planes: torch.Tensor, first: int) -> None:
+    def _write(
+        self, slices: NDArray[np.int64], planes: torch.Tensor, first: int, restore: Restore
+    ) -> None:
         """Restore neighbouring source slices from the planes around them, from `first` on."""
         plan = self._plan
         b, c = other_axes(plan.lead)  # source axes, in the order of `out`
@@ -478,7 +480,7 @@ class SourceSlices:
         out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::direction] for m in self._maps]
         if len(lines) == 1:
             planes, at, out = _in_memory_order(planes, at, out)
-        self._restore(planes, (at[0], at[1], at[2]), out)
+        restore(planes, (at[0], at[1], at[2]), out)
 
 
 def slabs_of_slices(
@@ -605,16 +607,6 @@ class AreaRestorer:
         return labels
 
 
-class UncertaintyRestorer(Protocol):
-    """Takes planes of scores, as restorers of labels do, and returns maps of uncertainty."""
-
-    def add(self, planes: ScorePlanes) -> None:
-        """Take the next planes."""
-
-    def finish(self) -> Uncertainty:
-        """Return the maps on the source grid."""
-
-
 def uncertainty_restorer(plan: NetworkPlan, card: ModelCard, members: int) -> UncertaintyRestorer:
     """Return the restorer of the uncertainty of a model.
 
@@ -705,18 +697,26 @@ def _to_steps(values: torch.Tensor) -> NDArray[np.uint8]:
     return (values * UNCERTAINTY_STEPS).round_().to(torch.uint8).cpu().numpy()
 
 
-class _UncertaintyBase:
-    """Properties of a model for restorers of uncertainty, and the arrangement of its scores."""
+class UncertaintyRestorer(ABC):
+    """Takes planes of scores, as restorers of labels do, and returns maps of uncertainty."""
 
     def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
         self._plan, self._card, self._members = plan, card, members
         self._classes, self._rounded = card.n_outputs, card.window.sums == "float16"
 
-    def _stacks(self, planes: ScorePlanes) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (first, stack) of few planes at once: mean scores, each network's own, `known`.
+    @abstractmethod
+    def finish(self) -> Uncertainty:
+        """Return the maps on the source grid."""
 
-        A stack has shape (N, arrays x classes + 1, B, D).
+    @abstractmethod
+    def _take(self, stack: torch.Tensor, first: int) -> None:
+        """Take a stack of planes from `first` on, of shape (N, arrays x classes + 1, B, D).
+
+        Its channels are the mean scores, each network's own, and `known`.
         """
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes."""
         mean = planes.scores[:, : self._classes]
         own = [each[:, : self._classes] for each in planes.members]
         arrays = [mean, *(own or [mean] * (_n_stacked(self._members) - 1))]
@@ -727,8 +727,7 @@ class _UncertaintyBase:
         for start in range(0, len(mean), step):
             planes_at_once = slice(start, start + step)
             slab = [array[planes_at_once] for array in (*arrays, known)]
-            stack = torch.cat(slab, dim=1)
-            yield planes.first + start, stack
+            self._take(torch.cat(slab, dim=1), planes.first + start)
 
     def _scores(self, stack: torch.Tensor, member: int) -> torch.Tensor:
         """Return the scores of one network of a stack; the mean is number 0."""
@@ -748,18 +747,17 @@ class _UncertaintyBase:
         return maps
 
 
-class _UncertaintyFromScores(_UncertaintyBase):
+class _UncertaintyFromScores(UncertaintyRestorer):
     """Computes the maps from scores that are interpolated on the source grid."""
 
     def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
         super().__init__(plan, card, members)
         count = _n_maps(members)
         self._maps = [np.zeros(plan.source.shape, np.uint8, order="F") for _ in range(count)]
-        self._slices = SourceSlices(plan, self._maps, self._restore)
+        self._slices = SourceSlices(plan, self._maps)
 
-    def add(self, planes: ScorePlanes) -> None:
-        for first, stack in self._stacks(planes):
-            self._slices.add(stack, first)
+    def _take(self, stack: torch.Tensor, first: int) -> None:
+        self._slices.add(stack, first, self._restore)
 
     def finish(self) -> Uncertainty:
         clear_uncovered(self._maps, self._plan)
@@ -808,17 +806,16 @@ class _UncertaintyFromScores(_UncertaintyBase):
         return labels
 
 
-class _UncertaintyFromLabels(_UncertaintyBase):
+class _UncertaintyFromLabels(UncertaintyRestorer):
     """Computes the maps on the network grid and maps them back by nearest neighbour."""
 
     def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
         super().__init__(plan, card, members)
         self._planes: list[list[NDArray[np.uint8]]] = [[] for _ in range(_n_maps(members))]
 
-    def add(self, planes: ScorePlanes) -> None:
-        for _, stack in self._stacks(planes):
-            for planes_of_map, added in zip(self._planes, self._on_grid(stack), strict=True):
-                planes_of_map.append(added)
+    def _take(self, stack: torch.Tensor, _: int) -> None:
+        for planes_of_map, added in zip(self._planes, self._on_grid(stack), strict=True):
+            planes_of_map.append(added)
 
     def finish(self) -> Uncertainty:
         axis = self._plan.network_axis(self._plan.lead)
@@ -826,16 +823,15 @@ class _UncertaintyFromLabels(_UncertaintyBase):
         return Uncertainty(*(restore_labels(values, self._plan) for values in whole))
 
 
-class _UncertaintyFromArea(_UncertaintyBase):
+class _UncertaintyFromArea(UncertaintyRestorer):
     """Computes the maps on the source grid from scores that are resampled by area."""
 
     def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
         super().__init__(plan, card, members)
         self._resampler = AreaResampler(plan)
 
-    def add(self, planes: ScorePlanes) -> None:
-        for _, stack in self._stacks(planes):
-            self._resampler.add(stack)
+    def _take(self, stack: torch.Tensor, _: int) -> None:
+        self._resampler.add(stack)
 
     def finish(self) -> Uncertainty:
         count = _n_maps(self._members)

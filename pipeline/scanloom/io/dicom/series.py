@@ -40,7 +40,13 @@ from scanloom.io.dicom.header.header import (
     read_headers,
 )
 from scanloom.io.dicom.header.parser import has_contradicting_groups, read_first_bytes
-from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
+from scanloom.io.dicom.pixels.voxels import (
+    check_decodable,
+    check_size,
+    read_values,
+    same_pixels,
+    value_dtype,
+)
 from scanloom.io.dicom.slice_attributes import SERIES_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
 from scanloom.io.dicom.splitting import Volumes, split_volumes
@@ -95,7 +101,8 @@ def read_dicom(
         flags.append(Flag.SLICES_DIFFER)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
-    flags += _rounding_flags(stack, array)
+    if _is_rounded(stack, array):
+        flags.append(Flag.VALUES_ROUNDED)
     if any(s.header.burned_in for s in stack.real):
         flags.append(Flag.BURNED_IN)
     volume = Volume(
@@ -118,7 +125,7 @@ def dicom_outline(
     """Return the grid and dtype of the volume that `read_dicom` would return; same errors.
 
     Pixels are read only where slices share a position: whether they were sent twice, or differ.
-    Without `limit`, the size of the voxels is not checked.
+    So int16 may turn out to be int32. Without `limit`, the size of the voxels is not checked.
     """
     headers = _usable_headers(files)
     current_session().cache(HeaderCache).put(headers)  # `read_dicom` usually follows
@@ -136,6 +143,15 @@ def dicom_source(files: Sequence[Path], phase: int | None, gaps: Gaps) -> DicomS
     return _source(_stack_volume(headers, phase, gaps))
 
 
+def count_dicom_volumes(files: Sequence[Path]) -> int:
+    """Return the number of volumes that `phase` counts, of which some may be refused."""
+    headers = _usable_headers(files)
+    current_session().cache(HeaderCache).put(headers)  # its volumes are usually probed next
+    slices = _split_slices(headers)
+    several = not have_distinct_frames_of_reference(slices)
+    return len(split_volumes(slices).groups) if several else 1
+
+
 def probe_headers(headers: Sequence[Header], phase: int | None = None) -> Grid:
     """Return the grid of the volume that headers describe; errors as for `read_dicom`.
 
@@ -147,10 +163,8 @@ def probe_headers(headers: Sequence[Header], phase: int | None = None) -> Grid:
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
     check_decodable(stack.real)
     _check_duplicates(stack)
-    rescales = {(s.slope, s.intercept) for s in stack.real}
-    are_integers = all(float(n).is_integer() for pair in rescales for n in pair)
     shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
-    return Grid(shape, stack.affine), np.dtype(np.int16 if are_integers else np.float32)
+    return Grid(shape, stack.affine), value_dtype(stack.real)
 
 
 def _split_slices(headers: Sequence[Header]) -> list[Slice]:
@@ -342,17 +356,13 @@ def _suv_factor(slices: Sequence[Slice]) -> tuple[float | None, bool]:
     return known[0], False
 
 
-def _rounding_flags(stack: Stack, array: NDArray[Any]) -> list[Flag]:
-    """Return VALUES_ROUNDED if the values were converted to float32 and lost precision."""
-    if array.dtype.kind != "f":
-        return []
-    for k, slice_ in enumerate(stack.slices):
-        if slice_ is None or slice_.header.format.allocated <= _FLOAT32_BITS:
-            continue
-        dtype = np.dtype(np.int32)
-        if rounding_flags(array[:, :, k], dtype, slice_.slope, slice_.intercept):
-            return [Flag.VALUES_ROUNDED]
-    return []
+def _is_rounded(stack: Stack, array: NDArray[Any]) -> bool:
+    """Return whether the values were converted to float32 and lost precision."""
+    return array.dtype.kind == "f" and any(
+        rounding_flags(array[:, :, k], np.dtype(np.int32), slice_.slope, slice_.intercept)
+        for k, slice_ in enumerate(stack.slices)
+        if slice_ is not None and slice_.header.format.allocated > _FLOAT32_BITS
+    )
 
 
 def _check_duplicates(stack: Stack) -> None:

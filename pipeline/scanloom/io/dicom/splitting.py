@@ -11,9 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from operator import methodcaller
 from typing import Any
 
@@ -216,16 +216,21 @@ def _split_stack(slices: tuple[Slice, ...]) -> Volumes:
     whole = SliceGroup(slices, locate_slices(slices, np.cross(row, column)))
     groups, names = _split_by_attributes(whole, _BY_PURPOSE)
     volumes, names = _split_further(groups, names, split_by_other_attributes)
-    cut = tuple(_count_cut(volume, volumes) for volume in volumes)
+    positions = {volume.ids for volume in volumes}  # the same in most of hundreds of time points
+    cuts = {ids: _count_cut(ids, positions) for ids in positions}
+    cut = tuple(cuts[volume.ids] for volume in volumes)
     return Volumes(tuple(volume.slices for volume in volumes), names, cut=cut)
 
 
-def _count_cut(volume: SliceGroup, volumes: Sequence[SliceGroup]) -> int:
-    """Return the number of slices at its ends that a volume lacks of another, nearly equal one."""
-    ids, count = volume.ids, 0
-    for reference in volumes:
-        missing = reference.ids - ids
-        if missing and ids < reference.ids and len(missing) <= MAX_CUT_SHARE * len(reference.ids):
+def _count_cut(ids: frozenset[int], others: Collection[frozenset[int]]) -> int:
+    """Return the number of positions at its ends that a volume lacks of another, nearly equal one.
+
+    `ids` are the numbers of its positions, `others` those of each volume.
+    """
+    count = 0
+    for reference in others:
+        missing = reference - ids
+        if ids < reference and len(missing) <= MAX_CUT_SHARE * len(reference):
             # Slices that are missing inside are gaps, which `stack_slices` reports
             count = max(count, sum(not min(ids) < n < max(ids) for n in missing))
     return count
@@ -287,7 +292,7 @@ class SliceGroup:
     slices: tuple[Slice, ...]
     positions: SlicePositions
 
-    @property
+    @cached_property
     def ids(self) -> frozenset[int]:
         """Numbers of the positions that have slices."""
         return frozenset(self.positions.ids.tolist())
@@ -331,8 +336,7 @@ class SliceGroup:
     def pick(self, indices: Sequence[int]) -> SliceGroup:
         """Return the slices with these indices."""
         ids = self.positions.ids[list(indices)]
-        positions = SlicePositions(ids, self.positions.positions, self.positions.depth)
-        return SliceGroup(tuple(self.slices[n] for n in indices), positions)
+        return SliceGroup(tuple(self.slices[n] for n in indices), replace(self.positions, ids=ids))
 
 
 def value_sort_key(value: str) -> tuple[bool, tuple[float, ...], str]:

@@ -7,6 +7,7 @@ at the time to which the images' decay correction refers (DecayCorrection START 
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,8 @@ _MOST_HALF_LIVES = 10
 _WEIGHT_KG = (0.3, 500.0)
 _DOSE_BQ = (1e5, 1e11)
 """Doses in MBq, which some programs write, are below: SUVs would be a million times too high."""
+_MOMENT = re.compile(r"(\d{12})(?:(\d\d)(\.\d+)?)?", re.ASCII)
+"""Date, hour and minute, then second and fraction, which may be left out (PS3.5 6.2, TM)."""
 
 
 def suv_factor(dataset: Any) -> float | None:
@@ -83,13 +86,19 @@ def _times_elapsed(injection: Any, started: datetime) -> list[float]:
 
 
 def _moment(text: str) -> datetime | None:
-    """Return the moment of a DICOM date and time without time zone; None if it is malformed."""
-    whole, _, fraction = text.partition(".")
+    """Return the moment of a DICOM date and time without time zone, seconds being optional.
+
+    None if it is malformed, or less precise.
+    """
+    match = _MOMENT.fullmatch(text)
+    if match is None:
+        return None
+    minute, second, fraction = match.groups(default="00")
     try:
-        moment = datetime.strptime(whole, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
-        return moment + timedelta(seconds=float(f"0.{fraction or 0}"))
+        moment = datetime.strptime(minute + second, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
     except ValueError:
         return None
+    return moment + timedelta(seconds=float(fraction))
 
 
 def _text(dataset: Any, keyword: str) -> str:

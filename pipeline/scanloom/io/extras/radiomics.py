@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from scanloom.io.output.file_names import RADIOMICS_CSV, RADIOMICS_JSON
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.measurements import rounded
 from scanloom.io.readback.mismatch import decoding, mismatch_error
+from scanloom.io.system.regular_files import open_regular_file
 from scanloom.ops.radiomics import (
     MIRP_MODULES,
     Features,
@@ -74,7 +76,7 @@ def read_features(folder: Path) -> list[dict[str, Any]]:
         If the table is malformed.
     """
     try:
-        file = (folder / RADIOMICS_CSV).open(encoding="utf-8", newline="")
+        file = _open(folder)
     except FileNotFoundError:
         return []
     with file:
@@ -96,12 +98,16 @@ def feature_columns(folder: Path) -> list[str]:
         If the table is malformed.
     """
     try:
-        with (folder / RADIOMICS_CSV).open(encoding="utf-8", newline="") as file:
+        with _open(folder) as file:
             return next(csv.reader(file, strict=True), [])
     except FileNotFoundError:
         return []
     except csv.Error as exc:
         raise ValueError(f"{RADIOMICS_CSV} is malformed") from exc
+
+
+def _open(folder: Path) -> TextIOWrapper:
+    return TextIOWrapper(open_regular_file(folder / RADIOMICS_CSV), "utf-8", newline="")
 
 
 def _cell(name: str, text: str) -> Any:

@@ -21,7 +21,6 @@ import math
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +28,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Code, Grid, Outputs, Reason, ScanError, Segmentation, Structure
+from scanloom.core import Grid, Outputs, Reason, ScanError, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dataset_text import valid_uid
 from scanloom.io.dicom.uids import IMPLICIT_VR_LITTLE_ENDIAN, RT_STRUCTURE_SET_STORAGE
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.file_names import rtstruct_name
+from scanloom.io.readback.dicom_seg import (
+    MAX_IN_PLANE_SHIFT_MM,
+    MAX_OFFSET_VOXELS,
+    MAX_ROW_DEVIATION,
+    codes_agree,
+    parse_text,
+    pixel_steps,
+)
 from scanloom.io.readback.mismatch import count_labels, decoding, mismatch_error
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.write.derived_dicom import (
@@ -42,11 +49,14 @@ from scanloom.io.write.derived_dicom import (
     ITEM,
     algorithm_item,
     code_item,
-    hashed_uid,
-    long_string,
+    description_of,
+    encode_elements,
     make_item,
     new_object,
     reference_item,
+    save_object,
+    set_dates,
+    type_item,
     written_datetime,
 )
 
@@ -223,32 +233,16 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     regions = _sequence(0x3006, 0x0039, list(itertools.chain.from_iterable(items)))
     number = FIRST_SERIES_NUMBER + content.models.index(segmentation.model)
     head = _head(segmentation, source, structures, number)
-    head.StructureSetDate, head.StructureSetTime = written_datetime(source, case)
-    head.SeriesDate = head.InstanceCreationDate = head.StructureSetDate
-    head.SeriesTime = head.InstanceCreationTime = head.StructureSetTime
+    set_dates(head, "StructureSet", written_datetime(source, case))
     tail = _encode(_observations(structures))
     digest = hashlib.sha256(_encode(head) + tail)
     for region in regions:
         digest.update(region)
-    head.SeriesInstanceUID = hashed_uid("series", case.recipe, digest.hexdigest())
-    head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest.hexdigest())
-    head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
-    _save(path, head, regions, tail)
-
-
-def _save(path: Path, head: Dataset, regions: Chunks, tail: bytes) -> None:
-    """Write the elements before ROIContourSequence, it, and those behind."""
-    from pydicom import dcmwrite
-
-    with path.open("wb") as file:
-        dcmwrite(file, head, enforce_file_format=True)
-        file.writelines(regions)
-        file.write(tail)
+    save_object(path, head, [*regions, tail], case.recipe, digest.hexdigest())
 
 
 def _structures(segmentation: Segmentation) -> list[Structure]:
-    every = (s for layer in segmentation.layers for s in layer.structures)
-    return sorted(every, key=lambda s: s.number)
+    return sorted(segmentation.structures, key=lambda s: s.number)
 
 
 def _head(
@@ -279,7 +273,7 @@ def _head(
             ROINumber=s.number,
             ReferencedFrameOfReferenceUID=frame,
             ROIName=s.label[:64],
-            ROIDescription=_description(s),
+            ROIDescription=description_of(s),
             ROIGenerationAlgorithm="SEMIAUTOMATIC" if segmentation.corrected else "AUTOMATIC",
             ROIDerivationAlgorithmIdentificationSequence=[algorithm_item(segmentation)],
         )
@@ -288,28 +282,19 @@ def _head(
     return head
 
 
-def _description(structure: Structure) -> str:
-    note = " (experimental)" if structure.experimental else ""
-    return f"{structure.name}{note}"[:1024]  # ST
-
-
 def _observations(structures: Sequence[Structure]) -> Dataset:
     """Return all elements behind ROIContourSequence."""
-    observations = []
-    for s in structures:
-        kind = code_item(s.type)
-        if s.laterality is not None:
-            kind.SegmentedPropertyTypeModifierCodeSequence = [code_item(s.laterality)]
-        observations.append(
-            make_item(
-                ObservationNumber=s.number,
-                ReferencedROINumber=s.number,
-                RTROIInterpretedType="ORGAN" if s.category.value in ANATOMY else "",
-                ROIInterpreter="",
-                SegmentedPropertyCategoryCodeSequence=[code_item(s.category)],
-                RTROIIdentificationCodeSequence=[kind],
-            )
+    observations = [
+        make_item(
+            ObservationNumber=s.number,
+            ReferencedROINumber=s.number,
+            RTROIInterpretedType="ORGAN" if s.category.value in ANATOMY else "",
+            ROIInterpreter="",
+            SegmentedPropertyCategoryCodeSequence=[code_item(s.category)],
+            RTROIIdentificationCodeSequence=[type_item(s)],
         )
+        for s in structures
+    ]
     return make_item(RTROIObservationsSequence=observations, ApprovalStatus="UNAPPROVED")
 
 
@@ -423,25 +408,14 @@ def _sequence(group: int, element: int, items: Chunks) -> Chunks:
 
 
 def _encode(dataset: Dataset) -> bytes:
-    """Encode the elements of a dataset in implicit VR, little endian."""
-    from pydicom.filebase import DicomBytesIO
-    from pydicom.filewriter import write_dataset
-
-    buffer = DicomBytesIO()
-    buffer.is_implicit_VR = buffer.is_little_endian = True
-    write_dataset(buffer, dataset, "ISO_IR 192")  # of parts, for which the head names it
-    return bytes(buffer.getvalue())
+    """Encode the elements of a part in implicit VR; the head names the character set."""
+    return encode_elements(dataset, "ISO_IR 192", implicit=True)
 
 
 # --- read-back ------------------------------------------------------------------------------------
 # Independent of the outlines: the points of the file are filled by an even-odd scanline through the
 # centres of voxels, contour by contour, and compared with the label map voxel by voxel.
 
-_MAX_OFFSET_VOXELS = 0.2
-"""Largest distance of a source image's slice from the grid's: a regular grid fits a real scan."""
-_MAX_ROW_DEVIATION = 1e-3
-"""Largest deviation of a source image's row from the grid's, relative to its length."""
-_MAX_IN_PLANE_SHIFT_MM = 0.15
 _PLANE_TOLERANCE_MM = 0.01
 """Largest distance of a contour from the plane of its source image."""
 
@@ -492,20 +466,14 @@ def _check_structures(dataset: Dataset, structures: Sequence[Structure]) -> None
     written = {int(item.ROINumber): item.ROIName for item in dataset.StructureSetROISequence}
     if written != {s.number: s.label for s in structures}:
         raise mismatch_error("the RTSTRUCT has different structures")
-    codes = {}
-    for item in dataset.RTROIObservationsSequence:
-        kind = item.RTROIIdentificationCodeSequence[0]
-        side = kind.get("SegmentedPropertyTypeModifierCodeSequence")
-        codes[int(item.ReferencedROINumber)] = (
-            _code(item.SegmentedPropertyCategoryCodeSequence[0]),
-            _code(kind),
-            _code(side[0]) if side else None,
-        )
-    expected = {
-        s.number: tuple(map(_stored, (s.category, s.type, s.laterality))) for s in structures
-    }
-    if codes != expected:
-        raise mismatch_error("the RTSTRUCT has a different code for a structure")
+    observed = {int(item.ReferencedROINumber): item for item in dataset.RTROIObservationsSequence}
+    if observed.keys() != written.keys():
+        raise mismatch_error("the RTSTRUCT has observations of different structures")
+    for s in structures:
+        [category] = observed[s.number].SegmentedPropertyCategoryCodeSequence
+        [kind] = observed[s.number].RTROIIdentificationCodeSequence
+        if not codes_agree(category, kind, s):
+            raise mismatch_error("the RTSTRUCT has a different code for a structure")
 
 
 def _check_source(dataset: Dataset, source: DicomSource) -> None:
@@ -534,22 +502,12 @@ def _check_source(dataset: Dataset, source: DicomSource) -> None:
         raise mismatch_error("the RTSTRUCT refers to a different source")
 
 
-def _stored(code: Code | None) -> Code | None:
-    """Return a code with as much of its meaning as fits (LO)."""
-    return code and replace(code, meaning=long_string(code.meaning))
-
-
-def _code(item: Dataset) -> Code:
-    value = item.get("CodeValue") or item.LongCodeValue
-    return Code(value, item.CodingSchemeDesignator, item.CodeMeaning)
-
-
 def _check_corners(grid: Grid, source: DicomSource) -> None:
     """Compare the first and last pixel of each source image with those of the grid's slice."""
     size = np.array(grid.shape[:2])
-    shift = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
-    limits = np.append(shift + _MAX_ROW_DEVIATION * size, _MAX_OFFSET_VOXELS)
-    steps = _pixel_steps(source)
+    shift = np.maximum(MAX_OFFSET_VOXELS, MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
+    limits = np.append(shift + MAX_ROW_DEVIATION * size, MAX_OFFSET_VOXELS)
+    steps = pixel_steps(source)
     for k, image in enumerate(source.slices):
         if image is None:
             continue
@@ -558,13 +516,6 @@ def _check_corners(grid: Grid, source: DicomSource) -> None:
             [index] = grid.index(corner[None] * LPS_TO_RAS)
             if (np.abs(index - [*pixel, k]) > limits).any():
                 raise mismatch_error("source images of the RTSTRUCT are not at their slices")
-
-
-def _pixel_steps(source: DicomSource) -> NDArray[np.float64]:
-    """Return the steps (2, 3) to the next pixel in a row and to the next row, LPS mm."""
-    rows, columns = map(float, source.spacing)
-    cosines = np.array(source.orientation, np.float64)
-    return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
 def _check_contours(
@@ -590,7 +541,7 @@ def _check_contours(
         raise mismatch_error("contours of the RTSTRUCT have other numbers of points")
     origins = np.array([i.position if i else [0] * 3 for i in source.slices], np.float64)
     offsets = points - np.repeat(origins[slice_of_contour], sizes, axis=0)
-    steps = _pixel_steps(source)
+    steps = pixel_steps(source)
     normal = np.cross(*steps)
     if (np.abs(offsets @ normal) > _PLANE_TOLERANCE_MM * np.linalg.norm(normal)).any():
         raise mismatch_error("contours of the RTSTRUCT are beside their images")
@@ -609,8 +560,8 @@ def _check_contours(
 def _slice_of(encoded: bytes, source: DicomSource) -> int:
     """Return the slice of the image that an encoded reference means."""
     [item] = _items(memoryview(encoded))
-    frame = int(_text(item[0x00081160])) if 0x00081160 in item else None
-    reference = _text(item[0x00081150]), _text(item[0x00081155]), frame
+    frame = int(parse_text(item[0x00081160])) if 0x00081160 in item else None
+    reference = parse_text(item[0x00081150]), parse_text(item[0x00081155]), frame
     for k, image in enumerate(source.slices):
         if image is not None and (image.sop_class, image.sop_instance, image.frame) == reference:
             return k
@@ -705,10 +656,6 @@ def _elements(item: memoryview) -> _Elements:
             raise ValueError("an element exceeds its item")
         elements[group << 16 | element] = item[start:offset]
     return elements
-
-
-def _text(value: memoryview) -> str:
-    return bytes(value).decode("ascii").strip(" \0")
 
 
 # --- the writer -----------------------------------------------------------------------------------

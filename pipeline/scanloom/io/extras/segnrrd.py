@@ -22,7 +22,7 @@ from scanloom.core.grid import LPS_TO_RAS_AFFINE
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.file_names import slicer_name
 from scanloom.io.readback.mismatch import check_rectangular, decoding, mismatch_error
-from scanloom.io.readback.nifti import itk_affine
+from scanloom.io.readback.nifti import itk_affine, path_for_itk
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 
 _COMPRESSION_LEVEL = 1
@@ -152,7 +152,8 @@ def _check(path: Path, segmentation: Segmentation, name: str) -> None:
     """Compare a file, read by SimpleITK, with a segmentation."""
     import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
 
-    image = sitk.ReadImage(str(path))
+    with path_for_itk(path) as plain:
+        image = sitk.ReadImage(plain)
     stack = sitk.GetArrayViewFromImage(image)
     stack = stack[..., None] if image.GetNumberOfComponentsPerPixel() == 1 else stack
     affine, grid = itk_affine(path), segmentation.grid

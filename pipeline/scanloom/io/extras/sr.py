@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Code, Flag, Grid, Measurement, Outputs, Segmentation, Structure
+from scanloom.core import Code, Grid, Measurement, Outputs, Segmentation, Structure
 from scanloom.io.dataset_text import decimal_strings, valid_uid
 from scanloom.io.dicom.uids import EXPLICIT_VR_LITTLE_ENDIAN
 from scanloom.io.output import file_names
@@ -46,6 +46,8 @@ from scanloom.io.write.derived_dicom import (
     make_item,
     new_object,
     reference_item,
+    save_object,
+    set_dates,
     written_datetime,
 )
 from scanloom.ops.measure import Name
@@ -121,10 +123,6 @@ _ANY_PROCEDURE = Code("363679005", "SCT", "Imaging procedure")
 """Procedures by modality (CID 100)."""
 
 
-def _flag_code(flag: Flag) -> Code:
-    return Code(flag.code, SCHEME, flag.code.replace("_", " "))
-
-
 def _intensity_code(measurement: Measurement, modality: str | None) -> Code:
     if measurement.unit == "HU":
         return _ATTENUATION
@@ -156,24 +154,15 @@ def write_sr(folder: Path, content: CaseContent) -> None:
     content : CaseContent
         With a measurement for each structure.
     """
-    from pydicom import dcmwrite
-
     source, case = content.scan.source, content.case
     if not isinstance(source, DicomSource):
         raise TypeError("SR of a scan that is not DICOM")
     segments = _written_segments(folder, content)
     tail = _report(content, segments, valid_uid(source.first, "SeriesInstanceUID"))
     head = _head(content, source, list(segments.values()))
-    head.ContentDate, head.ContentTime = written_datetime(source, case)
-    head.SeriesDate = head.InstanceCreationDate = head.ContentDate
-    head.SeriesTime = head.InstanceCreationTime = head.ContentTime
+    set_dates(head, "Content", written_datetime(source, case))
     digest = hashlib.sha256(encode_dataset(head) + tail).hexdigest()
-    head.SeriesInstanceUID = hashed_uid("series", case.recipe, digest)
-    head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest)
-    head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
-    with (folder / file_names.MEASUREMENTS_SR).open("wb") as file:
-        dcmwrite(file, head, enforce_file_format=True)
-        file.write(tail)
+    save_object(folder / file_names.MEASUREMENTS_SR, head, [tail], case.recipe, digest)
 
 
 def _seg_names(segmentation: Segmentation, content: CaseContent) -> list[str]:
@@ -224,7 +213,8 @@ def _head(content: CaseContent, source: DicomSource, segments: Sequence[_Segment
     head.ConceptNameCodeSequence = [code_item(title)]
     template = make_item(MappingResource="DCMR", TemplateIdentifier="1500")
     head.ContentTemplateSequence = [template]
-    series = {valid_uid(source.first, "SeriesInstanceUID"): _source_images(source)}
+    images = {i.sop_instance: i.sop_class for i in source.slices if i is not None}
+    series = {valid_uid(source.first, "SeriesInstanceUID"): images}
     for segment in segments:
         series.setdefault(segment.series, {})[segment.sop_instance] = segment.sop_class
     referenced = []
@@ -238,11 +228,6 @@ def _head(content: CaseContent, source: DicomSource, segments: Sequence[_Segment
     return head
 
 
-def _source_images(source: DicomSource) -> dict[str, str]:
-    """Return the SOP classes of the source images by their SOPInstanceUID."""
-    return {image.sop_instance: image.sop_class for image in source.slices if image is not None}
-
-
 def _report(content: CaseContent, segments: Mapping[Name, _Segment], series: str) -> bytes:
     """Return the encoded items below the root of the content tree (TID 1500)."""
     modality = content.scan.volume.modality
@@ -254,7 +239,8 @@ def _report(content: CaseContent, segments: Mapping[Name, _Segment], series: str
         segmentation = by_model[measurement.model]
         described = _described(segmentation, structures[name], segments[name], series)
         items = [*described, *_numbers(measurement, modality)]
-        items += [_coded(_CONTAINS, _FLAG, _flag_code(flag)) for flag in measurement.flags]
+        flags = (Code(f.code, SCHEME, f.code.replace("_", " ")) for f in measurement.flags)
+        items += [_coded(_CONTAINS, _FLAG, flag) for flag in flags]
         groups.append(_container(_GROUP, items, template="1411"))
     procedure = _PROCEDURES.get(modality or "", _ANY_PROCEDURE)
     language = Code("121049", "DCM", "Language of Content Item and Descendants")
@@ -395,14 +381,14 @@ def _code(group: int, element: int, code: Code) -> bytes:
 # segment of the written DICOM SEG that it refers to. Codes are looked up in tables of their own.
 
 _FIELDS = {
-    "118565006": "volume_ml",
-    "voxels": "voxels",
-    "components": "components",
-    "113288": "share",
-    "entropy": "entropy",
-    "disagreement": "disagreement",
+    "118565006": ("volume_ml", "cm3"),
+    "voxels": ("voxels", "1"),
+    "components": ("components", "1"),
+    "113288": ("share", "{ratio}"),
+    "entropy": ("entropy", "1"),
+    "disagreement": ("disagreement", "1"),
 }
-"""Fields of a measurement by the value of a number's name."""
+"""Fields of a measurement and their units, by the value of a number's name."""
 _FIELDS_BY_DERIVATION = {
     "373098007": "mean",
     "386136009": "sd",
@@ -411,14 +397,6 @@ _FIELDS_BY_DERIVATION = {
     "373099004": "median",
     "p75": "p75",
     "371889001": "p95",
-}
-_UNITS_OF_FIELDS = {
-    "volume_ml": "cm3",
-    "voxels": "1",
-    "components": "1",
-    "share": "{ratio}",
-    "entropy": "1",
-    "disagreement": "1",
 }
 _UNITS_OF_INTENSITIES = {"HU": "[hnsf'U]", "a.u.": "[arb'U]", "unknown": "1"}
 _ROUNDING = 5e-7
@@ -577,18 +555,21 @@ class _Reader:
         for item in items:
             modifiers = self.by_name(item)
             name, _, _ = self.code(item, "ConceptNameCodeSequence")
-            field = _FIELDS.get(name) or _FIELDS_BY_DERIVATION[self.value(modifiers, "121401")[0]]
+            if name in _FIELDS:
+                field, unit = _FIELDS[name]
+            else:
+                field = _FIELDS_BY_DERIVATION[self.value(modifiers, "121401")[0]]
+                unit = _UNITS_OF_INTENSITIES[measurement.unit]
             if field in written:
                 raise mismatch_error(f"the SR has {field} of {label} twice")
             [measured] = item.MeasuredValueSequence
             written[field] = float(measured.NumericValue)
-            unit, _, _ = self.code(measured, "MeasurementUnitsCodeSequence")
-            if unit != _UNITS_OF_FIELDS.get(field, _UNITS_OF_INTENSITIES[measurement.unit]):
+            if self.code(measured, "MeasurementUnitsCodeSequence")[0] != unit:
                 raise mismatch_error(f"the SR has a different unit for {field} of {label}")
             whole = self.only(modifiers, "share_of").TextValue if field == "share" else None
             if modifiers or (whole and whole != measurement.share_of):
                 raise mismatch_error(f"the SR qualifies {field} of {label} differently")
-        fields = (*_FIELDS.values(), *_FIELDS_BY_DERIVATION.values())
+        fields = (*(field for field, _ in _FIELDS.values()), *_FIELDS_BY_DERIVATION.values())
         known = {name: getattr(measurement, name) for name in fields}
         known = {name: value for name, value in known.items() if value is not None}
         if written.keys() != known.keys():
@@ -611,10 +592,6 @@ def _files(content: CaseContent) -> set[str]:
     return {file_names.MEASUREMENTS_SR} if can_write(content.scan) else set()
 
 
-def _write(folder: Path, content: CaseContent) -> None:
-    write_sr(folder, content)
-
-
 def _read_back(folder: Path, content: CaseContent) -> None:
     if isinstance(content.scan.source, DicomSource):
         with decoding("SR"):
@@ -625,4 +602,4 @@ def _memory(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
     return sum(len(card.structures) for card in cards) * _BYTES_PER_STRUCTURE
 
 
-SR = Writer("sr", _files, _write, _read_back, _memory, after="dicom_seg")
+SR = Writer("sr", _files, write_sr, _read_back, _memory, after="dicom_seg")

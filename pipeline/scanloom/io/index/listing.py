@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scanloom.core import DICOM, Series, counted, printable
@@ -104,25 +104,17 @@ def list_candidates(candidates: Sequence[Series], only: Sequence[Series] | None 
     """Return the list of the series at a path, or of some, of which one has to be chosen."""
     numbers = {id(series): number for number, series in enumerate(candidates, 1)}
     shown = candidates if only is None else only
-    lines = with_label_maps(
-        [
-            _line_of(numbers[id(series)], series, describe_as_read(series))
-            for series in shown[:MAX_LISTED]
-        ],
-        lambda n: shown[n],
-    )
+    lines = [
+        _line_of(numbers[id(series)], series, describe_as_read(series))
+        for series in shown[:MAX_LISTED]
+    ]
+    sizes = [(line.kind, line.path, line.info) for line in lines]
+    labels = find_label_maps(sizes, lambda n: shown[n])
+    lines = [replace(line, labels=n in labels) for n, line in enumerate(lines)]
     rows = list(format_series(lines, TERMINAL_COLUMNS - 2))  # messages indent them
     if more := len(shown) - len(lines):
         rows.append(f"... and {more} more: `scanloom index` lists all")
     return "\n".join(rows)
-
-
-def with_label_maps(
-    lines: Sequence[SeriesLine], series_of: Callable[[int], Series]
-) -> list[SeriesLine]:
-    """Return the lines of a list with `labels` set; `series_of` as of `find_label_maps`."""
-    label_maps = find_label_maps([(line.kind, line.path, line.info) for line in lines], series_of)
-    return [replace(line, labels=n in label_maps) for n, line in enumerate(lines)]
 
 
 def displayed_name(series: Series) -> str:

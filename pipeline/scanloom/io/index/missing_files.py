@@ -144,7 +144,8 @@ class UnreadableFiles:
         if not (faults or short or foreign):
             return
         around = {_folder(entry.path) for entry in (*short, *foreign)}
-        around |= {at.folder for entry, _ in faults for at in _places(entry)}
+        for entry, _ in faults:
+            around |= {_folder(entry.path), _locate_unreadable(entry).folder}
         self._read_series(series(), around, short, foreign)
         apart = [self._is_named_like_slices_next_door(entry.path) for entry in foreign]
         for entry, fault in faults:
@@ -326,10 +327,6 @@ class UnreadableFiles:
 def _is_short(entry: FileEntry) -> bool:
     """Return whether a file is too short for DICOM; a pipe is too."""
     return entry.size < MIN_DICOM_BYTES and entry.reason in (None, Reason.NOT_AN_IMAGE)
-
-
-def _places(entry: FileEntry) -> tuple[_Location, _Location]:
-    return _locate(entry.path), _locate_unreadable(entry)
 
 
 def _locate_unreadable(entry: FileEntry) -> _Location:

@@ -130,13 +130,11 @@ def find_series(
     if not scans:
         raise _no_scan_error(entries, infos)
     if not requested:
-        scans = [replace(scan, derived=scan.derived or _is_result(scan)) for scan in scans]
+        scans = [  # a label map that `segment -o` wrote is derived from the scan beside it
+            replace(scan, derived=True) if scan.kind != DICOM and is_result(scan.files[0]) else scan
+            for scan in scans
+        ]
     return tuple(sorted(scans, key=lambda s: (-len(s.files), s.study_uid, s.series_uid, s.files)))
-
-
-def _is_result(scan: Series) -> bool:
-    """Return whether a volume file is the label map of a scan, which `segment -o` wrote."""
-    return scan.kind != DICOM and is_result(scan.files[0])
 
 
 def group_files(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> list[SeriesFiles]:
@@ -269,14 +267,25 @@ def _is_single_file(path: Path | str) -> bool:
 
 
 def _with_folder(path: str) -> list[str]:
-    """Return a file and the other files of its folder, without archives and DICOMDIRs."""
+    """Return a file and the other files of its folder, without archives and DICOMDIRs.
+
+    Links to files of the folder are left out, as in a folder that is searched.
+    """
     folder = os.path.dirname(path)
+    home, given = os.path.realpath(folder), os.path.realpath(path)
+
+    def is_other(entry: os.DirEntry[str]) -> bool:
+        if not entry.is_symlink():
+            return os.path.join(home, entry.name) != given
+        target = os.path.realpath(entry.path)
+        return target != given and os.path.dirname(target) != home
+
     try:
         with os.scandir(folder) as listing:
-            files = sorted(entry.path for entry in listing if entry.is_file())
+            files = sorted(e.path for e in listing if e.is_file() and is_other(e))
     except OSError:
         files = []
-    return [path, *(f for f in files if f != path and not is_archive(f) and f[-8:] != "DICOMDIR")]
+    return [path, *(f for f in files if not is_archive(f) and f[-8:] != "DICOMDIR")]
 
 
 def _lost(

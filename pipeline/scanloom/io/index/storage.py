@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -30,7 +30,13 @@ from scanloom.io.dicom.header.elements import EncodedElements
 from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.walk import FileEntry
-from scanloom.io.output.parquet_file import open_parquet, parquet_writer, read_errors, write_parquet
+from scanloom.io.output.parquet_file import (
+    open_native,
+    open_parquet,
+    parquet_writer,
+    read_errors,
+    write_parquet,
+)
 from scanloom.io.output.private import write_private
 from scanloom.io.output.work_folder import process_file_name
 from scanloom.io.system.archives import ARCHIVE_KINDS
@@ -214,17 +220,21 @@ class IndexStore:
         return None
 
     def write(self, name: str, write: Callable[[Any], object]) -> None:
-        """Write a part, or the catalogue if `name` is empty; `write` gets a path or a stream.
+        """Write a part, or the catalogue if `name` is empty; `write` gets an open file.
 
         Other names than those of parts are those of drafts, see `process_file_name`.
         """
         import pyarrow as pa
 
+        def write_draft(draft: Path) -> None:
+            with open_native(draft, "wb") as file:
+                write(file)
+
         if self._path is not None and self._writable is not None:
             path = self._file_path(self._path, name)
             try:
                 with self._writable(path.parent):
-                    write_private(path, write)
+                    write_private(path, write_draft)
             except OSError:
                 if not self._keep_in_memory:
                     raise
@@ -246,7 +256,7 @@ class IndexStore:
             return pa.BufferReader(self._memory[name])
         if self._path is None or not self._file_path(self._path, name).is_file():
             raise FileNotFoundError
-        return pa.OSFile(os.fspath(self._file_path(self._path, name)))
+        return open_native(self._file_path(self._path, name))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files that only this process knows."""
@@ -423,7 +433,8 @@ def write_part(part: Part, store: IndexStore, name: str) -> None:
     """
     table = _part_table(part)
     content = [len(part.entries), part.inside, _table_digest(table)]
-    _write_table(store, name, table.replace_schema_metadata(_metadata(content, table.num_rows)))
+    table = table.replace_schema_metadata(_metadata(content, table.num_rows))
+    store.write(name, lambda target: write_parquet(table, target, **_COMPRESSION))
 
 
 # --- the catalogue --------------------------------------------------------------------------------
@@ -506,14 +517,14 @@ class StoredSeries(Sequence[IndexedSeries]):
         """
         from pyarrow import compute
 
-        ordered = _piece_sorter(store)
+        ordered = placed_sorter(store, 2)
         for batch in self._file.iter_batches(_ROW_GROUP, use_threads=False):
             in_pieces = compute.greater(compute.list_value_length(batch[f"{_SERIES}pieces"]), 0)
             for series in _series_rows(batch.filter(in_pieces)):
                 for part, group in series.pieces:
-                    ordered.add(_Piece(part, group, series))
-        for part, pieces in itertools.groupby(ordered.rows(), key=attrgetter("part")):
-            yield part, {piece.group: piece.series for piece in pieces}
+                    ordered.add((part, group, series))
+        for part, pieces in itertools.groupby(ordered.rows(), key=itemgetter(0)):
+            yield part, {group: series for _, group, series in pieces}
 
 
 def write_catalogue(
@@ -573,14 +584,6 @@ class SpreadFile(NamedTuple):
     group: int
     entry: FileEntry
     info: FileInfo
-
-
-class _Piece(NamedTuple):
-    """A group of a part, and the series in several pieces to which it belongs."""
-
-    part: int
-    group: int
-    series: IndexedSeries
 
 
 class SortedOnDisk:
@@ -673,17 +676,17 @@ def series_sorter(store: IndexStore) -> SortedOnDisk:
     )
 
 
-def placed_sorter(store: IndexStore) -> SortedOnDisk:
-    """Sort series, as the last of four, by the numbers before them: two decide."""
+def placed_sorter(store: IndexStore, numbers: int) -> SortedOnDisk:
+    """Sort rows of so many numbers and a series by the first two numbers."""
     import pyarrow as pa
 
-    names = [f"place{n}" for n in range(3)]
+    names = [f"place{n}" for n in range(numbers)]
 
-    def to_table(rows: list[tuple[int, int, int, IndexedSeries]]) -> pa.Table:
-        places = {
-            name: pa.array([row[n] for row in rows], pa.int64()) for n, name in enumerate(names)
-        }
-        return pa.table({**places, **_series_arrays([row[-1] for row in rows])})
+    def to_table(rows: list[tuple[Any, ...]]) -> pa.Table:
+        arrays = _series_arrays([row[-1] for row in rows])
+        for n, name in enumerate(names):
+            arrays[name] = pa.array([row[n] for row in rows], pa.int64())
+        return pa.table(arrays)
 
     def to_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         return zip(*(batch[n].to_pylist() for n in names), _series_rows(batch), strict=True)
@@ -710,25 +713,6 @@ def file_sorter(store: IndexStore) -> SortedOnDisk:
         return itertools.starmap(SpreadFile, rows)
 
     return SortedOnDisk(store, lambda file: file[:3], to_table, to_rows)
-
-
-def _piece_sorter(store: IndexStore) -> SortedOnDisk:
-    """Sort pieces of series by their places."""
-    import pyarrow as pa
-
-    places = ("part", "group")
-
-    def to_table(pieces: list[_Piece]) -> pa.Table:
-        arrays = _series_arrays([piece.series for piece in pieces])
-        for n, name in enumerate(places):
-            arrays[name] = pa.array([piece[n] for piece in pieces], pa.int32())
-        return pa.table(arrays)
-
-    def to_rows(batch: pa.RecordBatch) -> Iterator[_Piece]:
-        columns = (batch[name].to_pylist() for name in places)
-        return itertools.starmap(_Piece, zip(*columns, _series_rows(batch), strict=True))
-
-    return SortedOnDisk(store, lambda piece: piece[:2], to_table, to_rows)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -774,10 +758,6 @@ def _version() -> bytes:
     archives = [(kind.name, kind.suffixes) for kind in ARCHIVE_KINDS]
     digest = hashlib.blake2b(repr((formats, archives)).encode(), digest_size=8).hexdigest()
     return f"{INDEX_VERSION} {__version__} {digest}".encode()
-
-
-def _write_table(store: IndexStore, name: str, table: pa.Table) -> None:
-    store.write(name, lambda target: write_parquet(table, target, **_COMPRESSION))
 
 
 def _part_table(part: Part) -> pa.Table:
@@ -880,17 +860,13 @@ def _series_rows(table: pa.Table | pa.RecordBatch) -> Iterator[IndexedSeries]:
     def lists(names: Iterable[str]) -> dict[str, Iterable[Any]]:
         return {name: table.column(f"{_SERIES}{name}").to_pylist() for name in names}
 
-    def tuples(
-        name: str, make: Callable[..., object] | None = None, size: int = 1
-    ) -> Iterator[Any]:
-        """Yield the list of each row as a tuple, of its values or of what `size` of them make."""
+    def tuples(name: str, size: int = 1) -> Iterator[tuple[Any, ...]]:
+        """Yield the list of each row as a tuple, of its values or of tuples of `size` of them."""
         from pyarrow import compute
 
         column = table.column(f"{_SERIES}{name}")
         values = iter(compute.list_flatten(column).to_pylist())
-        items = (
-            values if make is None else itertools.starmap(make, zip(*[values] * size, strict=True))
-        )
+        items = values if size == 1 else zip(*[values] * size, strict=True)
         for length in compute.list_value_length(column).to_pylist():
             yield tuple(itertools.islice(items, length // size))
 
@@ -899,10 +875,7 @@ def _series_rows(table: pa.Table | pa.RecordBatch) -> Iterator[IndexedSeries]:
     own = lists((*_TEXTS, *_PATHS, *_NUMBERS, "slices"))
     for name in _PATHS:
         own[name] = map(os.fsdecode, own[name])
-    own["files"], own["pieces"] = tuples("files", Run, 3), tuples("pieces", _pair, 2)
+    own["files"] = (tuple(map(Run._make, runs)) for runs in tuples("files", 3))
+    own["pieces"] = tuples("pieces", 2)
     own["info"] = map(SeriesInfo, *(info[name] for name in SeriesInfo._fields))
     return map(IndexedSeries, *(own[name] for name in IndexedSeries._fields))
-
-
-def _pair(part_number: int, group: int) -> tuple[int, int]:
-    return part_number, group

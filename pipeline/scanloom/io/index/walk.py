@@ -12,6 +12,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -259,14 +260,16 @@ class _Walker:
         self.links: dict[str, FileEntry] = {}  # links to files, by path
         self._archives = archives
         self._explicit = frozenset(explicit)
-        self._out = _identity(out)
-        self._entered: set[int] = set()  # identities of folders, as of `_key_of`
+        self._out: int | None = None
+        with suppress(OSError):
+            self._out = _identity(out.stat()) if out else None
+        self._entered: set[int] = set()  # identities of folders
         self.linked_folders: list[tuple[str, Reason | None]] = []
 
     def has_entered(self, folder: str) -> bool:
         """Return whether the files of a folder were listed."""
         try:
-            return _key_of(os.stat(folder)) in self._entered
+            return _identity(os.stat(folder)) in self._entered
         except OSError:
             return False
 
@@ -288,15 +291,14 @@ class _Walker:
     ) -> tuple[list[FileEntry], list[tuple[str, Reason | None]]] | None:
         """Return the files of a folder and the folders in it; None if it was listed before."""
         try:
-            state = os.stat(folder)
+            identity = _identity(os.stat(folder))
             with os.scandir(folder) as listing:
                 children = sorted(listing, key=_by_name)
         except OSError:
             return [FileEntry(folder, 0, 0, 0, Reason.UNREADABLE)], []
-        identity = state.st_dev, state.st_ino
-        if _key_of(state) in self._entered:
+        if identity in self._entered:
             return None
-        self._entered.add(_key_of(state))
+        self._entered.add(identity)
         names = [child.name for child in children]
         bids = BIDS_MARKER in names
         if results := self._results(folder, identity, names):
@@ -322,7 +324,7 @@ class _Walker:
         while self.linked_folders:
             yield from self.below(*self.linked_folders.pop(0))
 
-    def _results(self, folder: str, identity: tuple[int, int], names: list[str]) -> frozenset[str]:
+    def _results(self, folder: str, identity: int, names: list[str]) -> frozenset[str]:
         """Return the names in a folder that scanloom wrote, or is about to write, as results."""
         is_own = identity == self._out
         if (is_own or folder not in self._explicit) and is_output_folder(folder, names):
@@ -351,18 +353,9 @@ class _Walker:
         return _entry_of_state(child.path, child.stat(), reason)
 
 
-def _key_of(state: os.stat_result) -> int:
+def _identity(state: os.stat_result) -> int:
     """Return device and inode of a folder as one number: an archive has a million folders."""
     return state.st_dev << 64 | state.st_ino
-
-
-def _identity(folder: Path | None) -> tuple[int, int] | None:
-    """Return device and inode of a folder, which identify it; None if it does not exist."""
-    try:
-        state = folder.stat() if folder else None
-    except OSError:
-        return None
-    return (state.st_dev, state.st_ino) if state else None
 
 
 def _list_archive(path: str) -> list[FileEntry]:

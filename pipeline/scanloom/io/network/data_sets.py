@@ -170,19 +170,15 @@ class _NoDraft:
 
 # --- what pynetdicom has no setting for -----------------------------------------------------------
 
-_configured = threading.Lock()
-
 
 def configure_pynetdicom() -> None:
     """Let associations with `DataSets` write to their drafts; other ones are as before."""
-    with _configured:
-        _config.LOG_HANDLER_LEVEL = "none"  # it would format each PDU, and name patients
-        _config.STORE_RECV_CHUNKED_DATASET = True
-        # all classes, each in the first syntax that is offered for it
-        _config.UNRESTRICTED_STORAGE_SERVICE = True
-        _config.WINDOWS_TIMER_RESOLUTION = None
-        dimse_messages.NamedTemporaryFile = _DraftFile  # type: ignore[attr-defined,assignment]
-        dimse_messages.create_file_meta = _file_meta  # type: ignore[attr-defined]
+    _config.LOG_HANDLER_LEVEL = "none"  # it would format each PDU, and name patients
+    _config.STORE_RECV_CHUNKED_DATASET = True
+    # all classes, each in the first syntax that is offered for it
+    _config.UNRESTRICTED_STORAGE_SERVICE = True
+    dimse_messages.NamedTemporaryFile = _DraftFile  # type: ignore[attr-defined,assignment]
+    dimse_messages.create_file_meta = _file_meta  # type: ignore[attr-defined]
 
 
 def _arriving() -> DataSets | None:

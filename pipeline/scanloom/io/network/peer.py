@@ -417,9 +417,13 @@ class WebConnection:
         from dicomweb_client import DICOMwebClient
 
         self._requests, self._patience, self._until = requests, patience, math.inf
-        session = requests.Session()
+        session: Any = requests.Session()
         session.max_redirects = 0  # patients' data go where the page says
-        session.verify = authorities or True
+        merge = session.merge_environment_settings
+        # A bundle that the environment names would replace `session.verify`
+        session.merge_environment_settings = lambda url, proxies, stream, verify, cert: merge(
+            url, proxies, stream, authorities or verify, cert
+        )
         session.hooks = {"response": [self._read_answer]}
         if credentials is not None:
             session.auth = _Authorization(credentials)
@@ -487,6 +491,8 @@ class WebConnection:
         requests = self._requests
         try:
             yield
+        except (PeerError, LateError):
+            raise
         except requests.HTTPError as exc:
             error = _http_error(exc.response.status_code, exc.response, service)
             exc.response.close()
@@ -498,11 +504,13 @@ class WebConnection:
             raise UnreachableError(f"TLS failed: {why}") from exc
         except requests.exceptions.ChunkedEncodingError as exc:
             raise UnreachableError("its answer was cut short") from exc
-        except requests.Timeout as exc:
-            raise UnreachableError(f"it did not answer within {self._patience:.0f} s") from exc
         except (requests.RequestException, OSError) as exc:
+            # Of a wait amid an answer, `requests` makes a ConnectionError
+            kinds = {type(each).__name__ for each in exc.args}
+            if isinstance(exc, requests.Timeout) or "ReadTimeoutError" in kinds:
+                raise UnreachableError(f"it did not answer within {self._patience:.0f} s") from exc
             raise UnreachableError(f"it can't be reached ({type(exc).__name__})") from exc
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, SyntaxError) as exc:
+        except Exception as exc:  # foreign data raise errors of many types
             raise RefusedError(f"its answer can't be read ({type(exc).__name__})") from exc
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 from pydicom import Dataset
 from pydicom.uid import UID
@@ -66,35 +66,13 @@ class Reference:
     size: int
 
 
-class Peer(Protocol):
-    """A target while it is talked to; a context manager."""
-
-    def __enter__(self) -> Self:
-        """Connect: UnreachableError."""
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def cut(self) -> None:
-        """Close the connection, whatever waits for it; another thread may call it."""
-
-    def echo(self) -> None:
-        """Ask whether it answers at all: UnreachableError."""
-
-    def store(self, reference: Reference, path: Path) -> None:
-        """Send a file; it is acknowledged then: RefusedError, UnreachableError."""
-
-    def request_commitment(self, transaction: str, references: Sequence[Reference]) -> None:
-        """Ask it to report what it keeps: NotOfferedError, RefusedError, UnreachableError."""
-
-    def find(self, reference: Reference) -> bool:
-        """Return whether an object is there: NotOfferedError, RefusedError, UnreachableError."""
-
-
 # --- DICOM ----------------------------------------------------------------------------------------
 
 
 class DicomPeer(DicomConnection):
-    """An association with a peer; see `Peer`.
+    """An association with a peer to which objects are sent.
+
+    Each of its methods raises UnreachableError if it ends, or is silent.
 
     Parameters
     ----------
@@ -121,13 +99,13 @@ class DicomPeer(DicomConnection):
         return [*super()._handlers(), (evt.EVT_N_EVENT_REPORT, self._reported)]
 
     def echo(self) -> None:
-        """See `Peer`."""
+        """Ask whether it answers at all."""
         if self._context(VERIFICATION) is None:  # it took the association, which has to be enough
             return
         self._ask(lambda: self._made.send_c_echo())
 
     def store(self, reference: Reference, path: Path) -> None:
-        """See `Peer`."""
+        """Send a file, which is acknowledged then: RefusedError."""
         self._check_context(reference)
         status = int(self._ask(lambda: self._made.send_c_store(path), reference.size).Status)
         if status in (0, _DUPLICATE) or status >> 12 == 0xB:  # a warning: stored, changed perhaps
@@ -136,7 +114,7 @@ class DicomPeer(DicomConnection):
         raise refusal(cause or _STATUS.get(status >> 8), "status", status)
 
     def request_commitment(self, transaction: str, references: Sequence[Reference]) -> None:
-        """See `Peer`."""
+        """Ask it to report what it keeps: NotOfferedError, RefusedError."""
         if self._context(COMMITMENT) is None:
             raise NotOfferedError("it offers no storage commitment")
         request = Dataset()
@@ -154,7 +132,7 @@ class DicomPeer(DicomConnection):
             raise RefusedError(reason, busy=True)
 
     def find(self, reference: Reference) -> bool:
-        """See `Peer`."""
+        """Return whether an object is there: NotOfferedError, RefusedError."""
         if self._context(STUDY_ROOT_FIND) is None:
             raise NotOfferedError("it offers no queries")
         question = Dataset()
@@ -235,17 +213,17 @@ class DicomPeer(DicomConnection):
 
 
 class WebPeer(WebConnection):
-    """A DICOMweb server; see `Peer`."""
+    """A DICOMweb server to which objects are sent."""
 
     max_answer_bytes = MAX_ANSWER_BYTES
 
     def echo(self) -> None:
-        """See `Peer`."""
+        """See `DicomPeer`."""
         with suppress(RefusedError, NotOfferedError):
             self._ask(lambda: self._client.search_for_studies(limit=1))
 
     def store(self, reference: Reference, path: Path) -> None:
-        """See `Peer`."""
+        """See `DicomPeer`."""
         content = path.read_bytes()
         client = self._client
         # Its `store_instances` writes data sets anew: these are the bytes of the file
@@ -264,11 +242,11 @@ class WebPeer(WebConnection):
             raise RefusedError("it answered, but did not say that it stored the object")
 
     def request_commitment(self, transaction: str, references: Sequence[Reference]) -> None:
-        """See `Peer`."""
+        """See `DicomPeer`."""
         raise NotOfferedError("DICOMweb has no storage commitment")
 
     def find(self, reference: Reference) -> bool:
-        """See `Peer`."""
+        """See `DicomPeer`."""
         keys = {"SOPInstanceUID": reference.instance}
         series = (reference.study, reference.series)
 
@@ -278,6 +256,10 @@ class WebPeer(WebConnection):
             return any(reference.instance in value for value in values)
 
         return self._ask(ask, missing=False)
+
+
+Peer = DicomPeer | WebPeer
+"""A target while it is talked to; a context manager."""
 
 
 def _reason(answer: Dataset, sequence: str, reference: Reference) -> int | None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import Message
 from functools import partial
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydicom import Dataset
 from pydicom.uid import UID, AllTransferSyntaxes
@@ -167,29 +168,6 @@ class SeriesFound:
     description: str = ""
 
 
-class Finder(Protocol):
-    """A source while it is asked; a context manager.
-
-    Every question raises UnreachableError, RefusedError if the answer is none, or NotOfferedError.
-    """
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def cut(self) -> None:
-        """Close the connection, whatever waits for it; another thread may call it."""
-
-    def find_studies(self, keys: Keys) -> list[StudyFound]:
-        """Return the studies that match; of a series, only that which has it."""
-
-    def find_series(self, study: str) -> list[SeriesFound]:
-        """Return the series of a study; none if the source does not know it."""
-
-    def find_instances(self, study: str, series: str) -> dict[str, str]:
-        """Return the SOPInstanceUIDs of a series, with their classes, "" if it does not say."""
-
-
 @dataclass(frozen=True)
 class SeriesRequest:
     """A request for a series, or for some of its instances.
@@ -302,9 +280,10 @@ def _study_that_fits(keys: Keys, answer: Dataset) -> StudyFound | None:
     return _study_found(answer) if keys.fits(answer) else None
 
 
-def _study_of(series: str, answer: Dataset) -> str | None:
-    is_it = _text(answer, "SeriesInstanceUID") == series
-    return _uid(answer, "StudyInstanceUID") if is_it else None
+def _study_of(keys: Keys, answer: Dataset) -> str | None:
+    if _text(answer, "SeriesInstanceUID") != keys.series:
+        return None
+    return keys.study or _uid(answer, "StudyInstanceUID")  # which QIDO-RS does not repeat
 
 
 def _instance_found(answer: Dataset) -> tuple[str, str]:
@@ -326,37 +305,56 @@ MAX_HEAD_BYTES = 1 << 14
 STUDY_NAMES = ("PatientBirthDate", "IssuerOfPatientID", "StudyDescription")
 SERIES_NAMES = ("Modality", "SeriesDescription", "NumberOfSeriesRelatedInstances")
 """What is asked for beside the keys."""
-_UNREADABLE = (ValueError, RuntimeError, AttributeError, TypeError, OverflowError, KeyError)
+
+
+class Finder(ABC):
+    """A source while it is asked.
+
+    Every question raises UnreachableError, RefusedError if the answer is none, or NotOfferedError.
+    """
+
+    def find_studies(self, keys: Keys) -> list[StudyFound]:
+        """Return the studies that match; of a series, only that which has it."""
+        if keys.series:
+            names = {"StudyInstanceUID": keys.study, "SeriesInstanceUID": keys.series}
+            studies = self._find("SERIES", names, (), partial(_study_of, keys))
+            if not studies:
+                return []
+            keys = replace(keys, study=studies[0])
+        return self._find("STUDY", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
+
+    def find_series(self, study: str) -> list[SeriesFound]:
+        """Return the series of a study; none if the source does not know it."""
+        names = {"StudyInstanceUID": study, "SeriesInstanceUID": ""}
+        return self._find("SERIES", names, SERIES_NAMES, _series_found)
+
+    def find_instances(self, study: str, series: str) -> dict[str, str]:
+        """Return the SOPInstanceUIDs of a series, with their classes, "" if it does not say."""
+        names = {"StudyInstanceUID": study, "SeriesInstanceUID": series, "SOPInstanceUID": ""}
+        return dict(self._find("IMAGE", names, ["SOPClassUID"], _instance_found))
+
+    @abstractmethod
+    def _find(
+        self,
+        level: Literal["STUDY", "SERIES", "IMAGE"],
+        keys: Mapping[str, str],
+        more: Sequence[str],
+        read: Callable[[Dataset], T | None],
+    ) -> list[T]:
+        """Return what is read of the answers, as they come, but not None.
+
+        `more` are elements that are asked for beside the keys.
+        """
 
 
 # --- DICOM ----------------------------------------------------------------------------------------
 
 
-class DicomFinder(DicomConnection):
-    """An association for questions by C-FIND; see `Finder`."""
+class DicomFinder(Finder, DicomConnection):
+    """An association for questions by C-FIND."""
 
     def __init__(self, address: DicomAddress) -> None:
         super().__init__(address, [STUDY_ROOT_FIND])
-
-    def find_studies(self, keys: Keys) -> list[StudyFound]:
-        """See `Finder`."""
-        if keys.series:
-            names = {"StudyInstanceUID": keys.study, "SeriesInstanceUID": keys.series}
-            studies = self._find("SERIES", names, (), partial(_study_of, keys.series))
-            if not studies:
-                return []
-            keys = Keys(**{**vars(keys), "series": "", "study": studies[0]})
-        return self._find("STUDY", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
-
-    def find_series(self, study: str) -> list[SeriesFound]:
-        """See `Finder`."""
-        names = {"StudyInstanceUID": study, "SeriesInstanceUID": ""}
-        return self._find("SERIES", names, SERIES_NAMES, _series_found)
-
-    def find_instances(self, study: str, series: str) -> dict[str, str]:
-        """See `Finder`."""
-        names = {"StudyInstanceUID": study, "SeriesInstanceUID": series, "SOPInstanceUID": ""}
-        return dict(self._find("IMAGE", names, ["SOPClassUID"], _instance_found))
 
     def _find(
         self,
@@ -365,7 +363,7 @@ class DicomFinder(DicomConnection):
         more: Sequence[str],
         read: Callable[[Dataset], T | None],
     ) -> list[T]:
-        """Return what is read of the answers, as they come, but not None."""
+        """See `Finder`."""
         if self._context(STUDY_ROOT_FIND) is None:
             raise NotOfferedError("it offers no queries")
         question = Dataset()
@@ -379,26 +377,30 @@ class DicomFinder(DicomConnection):
         self._made.dimse_timeout = self._address.patience
         answers = _Answers(read)
         pulse = Pulse(self._address.patience)
+        with _Watch(pulse, self.cut):
+            for status, answer in self._responses(question):
+                pulse.beat()
+                code = status.get("Status") if status else None
+                if code == 0:
+                    return answers.checked()
+                if code is None:
+                    raise UnreachableError("it ended the association, or gives no answer")
+                if code not in PENDING:
+                    raise RefusedError(f"it refuses the question (status {code:04X})")
+                if answer is None or answers.is_endless:
+                    break
+                answers.add(answer)
+        self.cut()
+        raise RefusedError("its answer can't be read, or has no end")
+
+    def _responses(self, question: Dataset) -> Iterator[tuple[Dataset, Dataset | None]]:
+        """Yield status and answer of each response; UnreachableError, RefusedError."""
         try:
-            with _Watch(pulse, self.cut):
-                for status, answer in self._made.send_c_find(question, STUDY_ROOT_FIND):
-                    pulse.beat()
-                    code = status.get("Status") if status else None
-                    if code == 0:
-                        return answers.checked()
-                    if code is None:
-                        raise UnreachableError("it ended the association, or gives no answer")
-                    if code not in PENDING:
-                        raise RefusedError(f"it refuses the question (status {code:04X})")
-                    if answer is None or answers.is_endless:
-                        break
-                    answers.add(answer)
-        except (*_UNREADABLE, OSError) as exc:
+            yield from self._made.send_c_find(question, STUDY_ROOT_FIND)
+        except Exception as exc:
             if not self._made.is_established:
                 raise UnreachableError(f"the association ended ({type(exc).__name__})") from exc
             raise RefusedError(f"its answer can't be read ({type(exc).__name__})") from exc
-        self.cut()
-        raise RefusedError("its answer can't be read, or has no end")
 
 
 class _Answers(Generic[T]):
@@ -420,7 +422,7 @@ class _Answers(Generic[T]):
         self._count += 1
         try:
             read = self._read(answer)
-        except _UNREADABLE as exc:
+        except Exception as exc:  # noqa: BLE001  # foreign data raise errors of many types
             self._fault = exc
         else:
             self._values += [] if read is None else [read]
@@ -467,7 +469,7 @@ class _Retrieval(DicomConnection):
             try:
                 for status, _ in send(request):  # noqa: B007  # the last one counts
                     self._pulse.beat()
-            except (*_UNREADABLE, OSError) as exc:
+            except Exception as exc:
                 raise UnreachableError(f"the association ended ({type(exc).__name__})") from exc
         code = status.get("Status")
         if code is None or code in PENDING:
@@ -582,42 +584,28 @@ def move(address: DicomAddress, request: SeriesRequest, title: str, pulse: Pulse
 # --- DICOMweb -------------------------------------------------------------------------------------
 
 
-class WebSource(WebConnection):
-    """A DICOMweb server that is asked by QIDO-RS, and gives by WADO-RS; see `Finder`."""
+class WebSource(Finder, WebConnection):
+    """A DICOMweb server that is asked by QIDO-RS, and gives by WADO-RS."""
 
-    def find_studies(self, keys: Keys) -> list[StudyFound]:
-        """See `Finder`."""
-        if keys.series and not keys.study:
-            names, study_of = {"SeriesInstanceUID": keys.series}, partial(_study_of, keys.series)
-            studies = self._search("series", names, (), study_of)
-            if not studies:
-                return []
-            keys = Keys(**{**vars(keys), "study": studies[0]})
-        return self._search("studies", keys.names(), STUDY_NAMES, partial(_study_that_fits, keys))
-
-    def find_series(self, study: str) -> list[SeriesFound]:
-        """See `Finder`."""
-        return self._search(f"studies/{study}/series", {}, SERIES_NAMES, _series_found)
-
-    def find_instances(self, study: str, series: str) -> dict[str, str]:
-        """See `Finder`."""
-        path = f"studies/{study}/series/{series}/instances"
-        return dict(self._search(path, {}, ["SOPClassUID"], _instance_found))
-
-    def _search(
+    def _find(
         self,
-        path: str,
+        level: str,
         keys: Mapping[str, str],
         more: Sequence[str],
         read: Callable[[Dataset], T | None],
     ) -> list[T]:
-        """Return what is read of the answers, page by page, until none has anything new."""
+        """See `Finder`; page by page, until none has anything new."""
         answers, known = _Answers(read), set[str]()
-        filters = {name: value for name, value in keys.items() if value}
-        params: dict[str, Any] = {**filters, "includefield": ",".join(more), "limit": PAGE}
-        name = "SOPInstanceUID" if path.endswith("instances") else "SeriesInstanceUID"
-        name = "StudyInstanceUID" if path == "studies" else name
-        params = {key: value for key, value in params.items() if value != ""}
+        study, series = keys["StudyInstanceUID"], keys.get("SeriesInstanceUID", "")
+        place = f"studies/{study}/series"
+        name, path, told = {
+            "STUDY": ("StudyInstanceUID", "studies", ()),
+            "SERIES": ("SeriesInstanceUID", place if study else "series", ("StudyInstanceUID",)),
+            "IMAGE": ("SOPInstanceUID", f"{place}/{series}/instances", keys),
+        }[level]
+        filters = {key: value for key, value in keys.items() if value and key not in told}
+        params: dict[str, Any] = {**filters, "limit": PAGE}
+        params |= {"includefield": ",".join(more)} if more else {}
         while not answers.is_endless:
             ask = partial(self._get_json, path, dict(params))
             page = self._ask(ask, missing=list[Dataset]())

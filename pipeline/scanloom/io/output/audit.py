@@ -74,7 +74,7 @@ class AuditTrail:
         Parameters
         ----------
         event : Event
-        what : mapping
+        details : mapping
             JSON values: ids, codes and hashes, none of a patient.
 
         Raises
@@ -89,7 +89,8 @@ class AuditTrail:
         """Append a line as `append` does, for one who holds the lock of the private folder."""
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
         plain = {"time": moment, "event": event, "user": _user(), **details}
-        body = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+        body = text.encode("utf-8", "backslashreplace")  # bytes of a path that are not UTF-8
         descriptor = open_link_free(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             before, size = _last_line(descriptor)

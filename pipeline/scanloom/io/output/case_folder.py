@@ -16,7 +16,6 @@ between two equal runs, and the checksums must not.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -36,6 +35,7 @@ from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import (
     OTHER_MEANWHILE,
     ResultProvenance,
+    files_in,
     read_provenance,
     store_file_stamps,
 )
@@ -43,7 +43,7 @@ from scanloom.io.output.work_folder import STAGED, WorkEntry, make_work_folder
 from scanloom.io.scan import Scan
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.regular_files import check_folder
+from scanloom.io.system.regular_files import check_folder, sha256_of
 from scanloom.ops.radiomics import Features
 
 
@@ -277,25 +277,15 @@ def _provenance(folder: Path) -> ResultProvenance | None:
 
 def _write_checksums(folder: Path) -> None:
     """Write SHA256SUMS in the format of `sha256sum --check`."""
-    lines = []
-    for path in _files(folder):
-        name = path.relative_to(folder).as_posix()
-        if name not in (CHECKSUMS, TIMING):
-            with path.open("rb") as file:
-                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    names = [name for name in files_in(folder) if name not in (CHECKSUMS, TIMING)]
+    lines = [f"{sha256_of(folder / name)}  {name}\n" for name in names]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file())
 
 
 def _sync_tree(folder: Path) -> None:
     """Sync all files to the disk, then all folders from the innermost outwards."""
-    for path in _files(folder):
-        fsync_path(path)
-    subfolders = sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True)
-    for path in (*subfolders, folder):
+    inside = sorted(folder.rglob("*"), reverse=True)
+    for path in (*filter(Path.is_file, inside), *filter(Path.is_dir, inside), folder):
         fsync_path(path)
 
 

@@ -201,10 +201,7 @@ def source_rows(out: Path, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
 def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
     """Return the rows of OUT's crosswalk of a study, by its StudyInstanceUID, oldest first.
 
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    Errors as `find_sources`.
     """
     return _rows(_read(out, include=("study_uid", [study_uid])))
 
@@ -212,10 +209,7 @@ def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
 def known_ids(out: Path) -> Set[str]:
     """Return all ids of OUT's crosswalk: a million take 30 MB.
 
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    Errors as `find_sources`.
     """
     ids = _read(out, ("id",)).column("id")
     return LastValues(ids, ids).keys()
@@ -224,10 +218,7 @@ def known_ids(out: Path) -> Set[str]:
 def unknown_ids(out: Path, ids: Iterable[str]) -> set[str]:
     """Return those of many ids that OUT's crosswalk does not have.
 
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    Errors as `find_sources`.
     """
     lookup, unknown, ids_left = Lookup(_read(out, ("id",)).column("id")), set[str](), iter(ids)
     while batch := list(itertools.islice(ids_left, _IDS_AT_ONCE)):
@@ -237,12 +228,9 @@ def unknown_ids(out: Path, ids: Iterable[str]) -> set[str]:
 
 
 def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
-    """Return the last row of each case with a result, by the name of its folder in `OUT/cases/`.
+    """Return the last row of each case, by the name of its folder in `OUT/cases/`, or else its id.
 
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    Errors as `find_sources`.
     """
     rows = _rows(_read(out))
     return {row.folder or row.id: row for row in latest_by_id(rows).values()}
@@ -251,10 +239,7 @@ def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
 def case_folders(out: Path) -> Mapping[str, str]:
     """Return the folder names in `OUT/cases/` of the cases with a result, by id.
 
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    Errors as `find_sources`.
     """
     with_result = _with_result(out)
     return LastValues(with_result.column("id"), with_result.column("folder"))
@@ -263,10 +248,7 @@ def case_folders(out: Path) -> Mapping[str, str]:
 def renamed_folders(out: Path) -> Mapping[str, str]:
     """Return as `case_folders` those that may have other names than the ids of their cases.
 
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    Errors as `find_sources`.
     """
     from pyarrow import compute
 
@@ -288,10 +270,7 @@ def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
 
     A volume of several files has the path of its header.
 
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    Errors as `find_sources`.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -515,7 +494,8 @@ def folder_name(source: SourceRecord, taken: Iterable[str]) -> str:
     if source.patient_id:
         name = safe_file_name(f"{source.patient_id} {source.series_number}")
     else:
-        name = safe_file_name(_file_name(source))
+        name = os.path.basename(source.path)  # noqa: PTH119 escaped, not a path
+        name = safe_file_name(_SUFFIXES.sub("", name))
     used = {folder.casefold() for folder in taken}
     for candidate in (name, f"{name}-{source.id[-_ID_CHARACTERS:]}"):
         if name and candidate.casefold() not in used:
@@ -529,8 +509,3 @@ def safe_file_name(text: str) -> str:
     name = re.sub(r"[^\w-]+", "_", text).strip("_-")
     short = name.encode()[:MAX_NAME_BYTES].decode("utf-8", "ignore").strip("_-")
     return f"{short}_" if _DEVICES.fullmatch(short) else short
-
-
-def _file_name(source: SourceRecord) -> str:
-    """Return the name of the source's file or folder, without suffixes."""
-    return _SUFFIXES.sub("", os.path.basename(source.path))  # noqa: PTH119 escaped, not a path

@@ -16,17 +16,13 @@ FAILED = "failed"
 _MAX_RECORD_BYTES = 1 << 20
 """Size limit of a record; a larger file was not written by scanloom."""
 
-_OUTPUT_REASONS = (
-    *(Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.KEY_MISMATCH),
-    *(Reason.STALE, Reason.RESULT_DAMAGED, Reason.NEWER_VERSION),
-)
-"""Reasons that concern OUT and not the case."""
-
 
 def is_failure(record: CaseRecord) -> bool:
     """Return whether a case belongs in `failed/`: it failed by itself, or awaits a choice."""
     reason = record.reason
-    return reason is not None and reason.expects_result and reason not in _OUTPUT_REASONS
+    if reason is None or reason.subject != "case" or reason is Reason.OUTPUT_UNWRITABLE:
+        return False
+    return reason.expects_result
 
 
 def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -> Path:

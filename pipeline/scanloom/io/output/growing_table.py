@@ -71,7 +71,7 @@ def format_line(row: Mapping[str, Any]) -> str:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """Return the row of a line; lines of older versions have no checksum.
+    """Return the row of a line; a line of JSON without a checksum is taken as it is.
 
     Raises
     ------

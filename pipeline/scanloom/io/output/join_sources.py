@@ -6,7 +6,6 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,7 +17,7 @@ from scanloom.io.output.measurements import (
     escape_formula,
     unescape_formula,
 )
-from scanloom.io.output.parquet_file import open_parquet, read_errors, write_parquet
+from scanloom.io.output.parquet_file import open_native, open_parquet, read_errors, write_parquet
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ FindSources = Callable[["pa.Array", "pa.Array"], "pa.Table"]
 a file, from 1."""
 ReadColumns = Callable[[Sequence[str]], Iterator["pa.RecordBatch"]]
 
+_UNREAD = "the table can't be read"
+_NO_CSV = "the table is not a CSV in UTF-8, or not all of its rows have as many cells"
 _COPY = "copy"
 _FEATURES = ("morph_", "stat_", "ih_", "cm_", "rlm_", "szm_", "ngt_")
 """Beginnings of the columns of radiomics."""
@@ -51,27 +52,6 @@ _STANDS_OUT = f"^[{''.join(map(re.escape, FORMULA_PREFIXES))}]|{_QUOTED}"
 """Cells that may be a formula, or have to be quoted."""
 BATCH_ROWS = 250_000
 """Rows that are in memory at a time."""
-
-
-@dataclass(frozen=True)
-class JoinedColumns:
-    """Columns of a joined table.
-
-    Parameters
-    ----------
-    ids : str
-        Name of the column of ids.
-    kept : tuple of str
-        Columns of the original table that are kept.
-    """
-
-    ids: str
-    kept: tuple[str, ...]
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """All columns of the joined table, in order."""
-        return (*self.kept, *_ADDED)
 
 
 def read_ids(path: Path, column: str | None = None) -> pa.Array:
@@ -87,7 +67,7 @@ def read_ids(path: Path, column: str | None = None) -> pa.Array:
     import pyarrow as pa
 
     with _open_table(path) as (names, batches):
-        name = _columns(names, column).ids
+        name, _ = _columns(names, column)
         chunks = [_ids(batch, name) for batch in batches(_id_columns(names, name))]
         return pa.chunked_array(chunks, pa.string()).unique()
 
@@ -128,13 +108,13 @@ def join_csv(path: Path, find_sources: FindSources, file: TextIO, column: str | 
 
     unknown = 0
     with _open_table(path) as (names, batches):
-        columns = _columns(names, column)
+        ids, kept = _columns(names, column)
         head = csv.writer(file, lineterminator="\n")
-        head.writerow([escape_formula(name) for name in columns.all])
+        head.writerow([escape_formula(name) for name in (*kept, *_ADDED)])
         for batch in batches(names):
-            sources, missing = _sources_of(batch, columns.ids, find_sources)
+            sources, missing = _sources_of(batch, ids, find_sources)
             unknown += missing
-            cells = [_texts(batch.column(name)) for name in columns.kept]
+            cells = [_texts(batch.column(name)) for name in kept]
             cells += [compute.fill_null(source, "") for source in sources]
             lines = compute.binary_join_element_wise(*map(_cells, cells), ",")
             [text] = compute.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
@@ -157,11 +137,11 @@ def join_parquet(
     import pyarrow as pa
 
     table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
-    columns = _columns(table.column_names, column)
-    joined, unknown = table.select(list(columns.kept)), 0
+    ids, kept = _columns(table.column_names, column)
+    joined, unknown = table.select(kept), 0
     added: list[list[pa.Array]] = [[] for _ in SOURCE_COLUMNS]
-    for batch in table.select(_id_columns(table.column_names, columns.ids, *_ADDED)).to_batches():
-        sources, missing = _sources_of(batch, columns.ids, find_sources)
+    for batch in table.select(_id_columns(table.column_names, ids, *_ADDED)).to_batches():
+        sources, missing = _sources_of(batch, ids, find_sources)
         unknown += missing
         for chunks, source in zip(added, sources, strict=True):
             chunks.append(source)
@@ -244,13 +224,15 @@ def _trimmed(values: pa.Array) -> pa.Array:
     return compute.utf8_trim_whitespace(_texts(values))
 
 
-def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
-    """Find the column of ids, and leave out the columns that an earlier join added, all of them.
+def _columns(names: Sequence[str], column: str | None) -> tuple[str, list[str]]:
+    """Return the column of ids, and the columns that are kept: without those of an earlier join.
 
     Some of their names alone are columns of somebody else, which must not be lost.
     """
     if len(set(names)) != len(names):
-        raise ScanError(Reason.DAMAGED, "two columns of the table have the same name")
+        unnamed = "several columns of the table have no name: name them, or delete them"
+        same = "two columns of the table have the same name"
+        raise ScanError(Reason.DAMAGED, unnamed if names.count("") > 1 else same)
     candidates = (column,) if column is not None else ID_COLUMNS
     ids = next((name for name in candidates if name in names), None)
     if ids is None:
@@ -260,16 +242,16 @@ def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
     if own and len(own) < len(_ADDED) - (ids in _ADDED):
         detail = f"the table has a column {own[0]} already, which `join` would replace: rename it"
         raise ScanError(Reason.DAMAGED, detail)
-    return JoinedColumns(ids, tuple(name for name in names if name not in _ADDED or name == ids))
+    return ids, [name for name in names if name not in _ADDED or name == ids]
 
 
 @contextmanager
-def _refused_for(reason: Reason, *errors: type[Exception]) -> Iterator[None]:
+def _refused_for(reason: Reason, *errors: type[Exception], detail: str = _UNREAD) -> Iterator[None]:
     """Refuse a table for these exceptions."""
     try:
         yield
     except errors as exc:
-        raise ScanError(reason, f"the table can't be read ({type(exc).__name__})") from exc
+        raise ScanError(reason, f"{detail} ({type(exc).__name__})") from exc
 
 
 def _is_parquet(path: Path) -> bool:
@@ -280,7 +262,6 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _read_parquet(path: Path) -> pa.Table:
-
     with _refused_for(Reason.DAMAGED, *read_errors()), open_parquet(path) as file:
         return file.read()
 
@@ -344,7 +325,7 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
         with file:
             yield (
                 list(file.schema_arrow.names),
-                lambda columns: _read(file.iter_batches(BATCH_ROWS, columns=list(columns))),
+                lambda names: _read(file.iter_batches(BATCH_ROWS, columns=list(names)), _UNREAD),
             )
         return
     with _csv_rows(path) as (names, _):
@@ -356,24 +337,33 @@ def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
 
     def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         texts = dict.fromkeys(columns, pa.string())
-        with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
+        with (
+            _refused_for(Reason.DAMAGED, OSError, pa.ArrowException),
+            _refused_for(Reason.DAMAGED, pa.ArrowInvalid, detail=_NO_CSV),
+        ):
             reader = arrow.open_csv(
-                path,
+                open_native(path),
                 arrow.ReadOptions(block_size=_MAX_CELL),
                 arrow.ParseOptions(newlines_in_values=True),
                 arrow.ConvertOptions(column_types=texts, include_columns=list(columns)),
             )
-        return _read(iter(reader))
+        return _read(iter(reader), _NO_CSV)
 
     yield names, read
 
 
-def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches; what is raised where they are used is not damage of the table."""
+def _read(batches: Iterator[pa.RecordBatch], invalid: str) -> Iterator[pa.RecordBatch]:
+    """Yield batches; what is raised where they are used is not damage of the table.
+
+    `invalid` is what is said of one whose content is not valid.
+    """
     import pyarrow as pa
 
     while True:
-        with _refused_for(Reason.DAMAGED, OSError, pa.ArrowException):
+        with (
+            _refused_for(Reason.DAMAGED, OSError, pa.ArrowException),
+            _refused_for(Reason.DAMAGED, pa.ArrowInvalid, detail=invalid),
+        ):
             batch = next(batches, None)
         if batch is None:
             return

@@ -36,7 +36,7 @@ _SUBFOLDERS_TEXT = (
 )
 FANNED_ABOVE = 10_000
 """Number of cases above which new ones go to subfolders."""
-LISTEN = "listen"
+LISTEN, LISTEN_STATUS = "listen", "listen/status.json"
 TOTALS = "totals.json"
 """The file in the folder of a run that has ended."""
 EARLY_ENTRIES = frozenset({".work", "runs", "engines", LISTEN, PRIVATE})
@@ -78,15 +78,12 @@ def is_output_folder(folder: str, inside: list[str]) -> bool:
     except OSError:
         return False
     # The fingerprint is damaged or unreadable: a published case identifies the folder too
-    return CASES in inside and _contains_a_case(Path(folder))
-
-
-def _contains_a_case(out: Path) -> bool:
-    """Return whether a folder in `OUT/cases/`, or in a subfolder, has a `case.json`."""
-    try:
-        return any(os.path.lexists(os.path.join(entry.path, CASE)) for entry, _ in _entries(out))  # noqa: PTH118
-    except OSError:
-        return False
+    with suppress(OSError):
+        return CASES in inside and any(
+            os.path.lexists(os.path.join(entry.path, CASE))  # noqa: PTH118  # of many entries
+            for entry, _ in _entries(Path(folder))
+        )
+    return False
 
 
 def check_foreign_entries(out: Path) -> None:
@@ -101,30 +98,22 @@ def check_foreign_entries(out: Path) -> None:
         OUTPUT_UNWRITABLE if a foreign entry has a name that scanloom writes to, or the folder can't
         be read.
     """
+    if any(os.path.lexists(out / PRIVATE / name) for name in (KEY_FINGERPRINT, CROSSWALK)):
+        return
+    empty = set[str]()
     try:
-        foreign = _foreign(out)
+        for name in _MAY_BE_EMPTY:
+            if (out / name).is_dir() and not any(
+                _entries(out) if name == CASES else (out / name).iterdir()
+            ):
+                empty.add(name)
     except OSError as exc:
         detail = f"the output folder can't be read ({type(exc).__name__})"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
-    if foreign is not None:
-        detail = f"{foreign} in the output folder was not written by scanloom: use another --out"
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
-
-
-def _foreign(out: Path) -> str | None:
-    """Return the name of a foreign entry that scanloom would overwrite; None for a claimed OUT."""
-    if any(os.path.lexists(out / PRIVATE / name) for name in (KEY_FINGERPRINT, CROSSWALK)):
-        return None
-    for name in sorted(OUTPUT_ENTRIES - EARLY_ENTRIES):
-        path = out / name
-        empty = name in _MAY_BE_EMPTY and path.is_dir() and not any(_inside(out, name))
-        if os.path.lexists(path) and not empty:
-            return name
-    return None
-
-
-def _inside(out: Path, name: str) -> Iterator[object]:
-    return _entries(out) if name == CASES else (out / name).iterdir()
+    for name in sorted(OUTPUT_ENTRIES - EARLY_ENTRIES - empty):
+        if os.path.lexists(out / name):
+            detail = f"{name} in the output folder was not written by scanloom: use another --out"
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def no_results(out: Path, missing: str = "results") -> ScanError:
@@ -341,8 +330,12 @@ class PublishedCases(Iterable[Path], Sized):
             name = text.removesuffix(_FANNED)
             yield name, name != text
 
+    def _places(self) -> Iterator[tuple[str, Iterator[tuple[str, bool]]]]:
+        """Yield each name with the one or two entries of `_merged` that have it."""
+        return itertools.groupby(self._merged(), itemgetter(0))
+
     def __bool__(self) -> bool:
-        return any(True for _ in self._merged())
+        return bool(self._runs)
 
     def __len__(self) -> int:
         if len(self._in_place) > 1:  # some may lie in both places
@@ -350,25 +343,19 @@ class PublishedCases(Iterable[Path], Sized):
         return self._in_place.total()
 
     def __iter__(self) -> Iterator[Path]:
-        before = ""
-        for name, fanned in self._merged():
-            if name != before:
-                yield self._path(name, fanned=fanned)
-            before = name
+        for _, places in self._places():
+            yield self._path(*next(places))
 
     def names(self) -> Iterator[str]:
         """Yield the names of the folders, in order."""
-        return (name for name, _ in itertools.groupby(self._merged(), itemgetter(0)))
+        return (name for name, _ in self._places())
 
     def copies(self) -> Iterator[Path]:
         """Yield the folders in subfolders whose cases lie in `cases/` too, where they count."""
-        before = ""
-        for name, fanned in self._merged():
-            if name == before:
-                yield self._path(name, fanned=fanned)
-            before = name
+        for _, (_, *copies) in self._places():
+            yield from itertools.starmap(self._path, copies)
 
-    def _path(self, name: str, *, fanned: bool) -> Path:
+    def _path(self, name: str, fanned: bool) -> Path:
         return Path(self._cases, subfolder_of(name), name) if fanned else Path(self._cases, name)
 
 
@@ -383,7 +370,7 @@ def published_cases(out: Path) -> PublishedCases:
 
 def iter_cases(
     out: Path,
-    read: Callable[[Path], T],
+    read: Callable[[Path, dict[str, Any], dict[str, Any]], T],
     damaged: set[str],
     folders: Iterable[Path] | None = None,
 ) -> Iterator[T]:
@@ -394,7 +381,8 @@ def iter_cases(
     out : Path
         The output folder.
     read : callable
-        Function of a case folder, which opens no files outside it.
+        Function of a case folder, its `case.json` and its `timing.json`, which opens no files
+        outside the folder.
     damaged : set of str
         Receives the names of the cases whose files are missing, unreadable or changed, and of
         folders that hold the result of another case.
@@ -404,8 +392,9 @@ def iter_cases(
     owners = Owners(out)
     for folder in published_cases(out) if folders is None else folders:
         try:
-            check_files(folder)
-            case = None if owners.other_case(folder) else read(folder)
+            timing, document = check_files(folder), read_case(folder)
+            other = owners.other_case(folder.name, document)
+            case = None if other else read(folder, document, timing)
         except _DAMAGE:
             case = None
         if case is None:
@@ -420,19 +409,16 @@ class Owners:
     def __init__(self, out: Path) -> None:
         self._out = out
 
-    def other_case(self, folder: Path) -> str:
+    def other_case(self, name: str, document: Mapping[str, Any]) -> str:
         """Return the id of the case to which the result belongs; "" if it is where it belongs.
+
+        `name` is that of the folder, `document` its `case.json`.
 
         A folder that is not named by the case id is named by the source, which the crosswalk tells.
         Without it, only names that look like ids are judged.
-
-        Raises
-        ------
-        OSError, ValueError
-            If `case.json` is missing or damaged.
         """
-        name = unicodedata.normalize("NFC", folder.name)
-        case = str(read_case(folder).get("case", name))
+        name = unicodedata.normalize("NFC", name)
+        case = str(document.get("case", name))
         if case == name:
             return ""
         known, names = self._crosswalk
@@ -540,7 +526,7 @@ CONTENTS: tuple[OutputEntry, ...] = (
     *_result(f"{CASES}/*"),
     OutputEntry("bids/**", "shapes"),
     OutputEntry("report/**", "pixels"),
-    OutputEntry("listen/index.html", "ids"),
+    OutputEntry("listen/*", "ids"),
     *(OutputEntry(f"review/{n}", "ids") for n in (".lock", "verdicts.jsonl", "readers.json")),
     *(OutputEntry(f"review/{n}", "ids") for n in ("review.csv", "review.parquet", "agreement.csv")),
     *_result("review/revisions/*/*"),

@@ -45,7 +45,7 @@ from scanloom.io.output.private import (
     locked_folder,
     write_private,
 )
-from scanloom.io.output.published import SOURCE_STAMP, read_provenance
+from scanloom.io.output.published import SOURCE_STAMP, check_files, read_provenance
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Ledger:
         It may be a result of other files than those of the case, such as a copy of them. Notes are
         written some thousand at once, and by `gather`. A folder without a result needs none.
         """
-        position = self._find(case.folder_name)
+        position = self._lookup.first_row(case.folder_name)
         if position is None:
             return
         name, inode = case.folder_name, self._listed["inode"][position].as_py()
@@ -261,9 +261,8 @@ class Ledger:
         if whole:
             with suppress(*_DAMAGE):
                 row = PublishedCase.read(case_folder(self._out, name), name, inode)
-        if self._provenance(position) == (
-            (row.recipe, row.source, row.stamp) if row.inode else _NONE
-        ):
+        said = (row.recipe, row.source, row.stamp) if row.inode else (None, None, None)
+        if self._provenance(position) == said:
             return
         self._noted.append((row, inode))
         if len(self._noted) >= _NOTED_AT_ONCE:
@@ -313,7 +312,7 @@ class Ledger:
                 for each in listed.to_pylist():
                     folder = case_folder(self._out, each["name"])
                     with suppress(*_DAMAGE):
-                        read_provenance(folder)  # checks the files
+                        check_files(folder)
                         rows_of_batch.append(
                             asdict(PublishedCase.read(folder, each["name"], each["inode"]))
                         )
@@ -338,10 +337,6 @@ class Ledger:
         state = file_state(case_folder(self._out, name))
         return 0 if state is None else state.st_ino
 
-    def _find(self, name: str) -> int | None:
-        """Return the position of a folder in the list."""
-        return self._lookup.first_row(name)
-
     def _known(self) -> NDArray[np.int64]:
         """Return the positions of the folders of which something is said."""
         import numpy as np
@@ -349,11 +344,8 @@ class Ledger:
         return np.flatnonzero(self._recipe_numbers < len(self._recipes) - 1)
 
     def _provenance(self, position: int) -> tuple[str | None, ...]:
-        of_source = (column[position].as_py() for column in self._columns.values())
-        return (self._recipe(position), *of_source)
-
-    def _recipe(self, position: int) -> str | None:
-        return self._recipes[int(self._recipe_numbers[position])]
+        recipe = self._recipes[int(self._recipe_numbers[position])]
+        return (recipe, *(column[position].as_py() for column in self._columns.values()))
 
     def _listed_rows(self) -> pa.Table:
         """Return the provenance of each listed folder, null where its row is void or missing."""
@@ -385,7 +377,6 @@ class Ledger:
 
 
 _PROVENANCE = ["recipe", "source", "stamp"]
-_NONE = (None, None, None)
 
 
 def list_folders(out: Path) -> pa.Table:

@@ -6,7 +6,10 @@ such files are read as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,11 +24,26 @@ def read_errors() -> tuple[type[Exception], ...]:
     return OSError, LookupError, TypeError, ValueError, pa.ArrowException
 
 
-def parquet_writer(target: Any, schema: pa.Schema, **options: Any) -> parquet.ParquetWriter:
-    """Return a writer of a file; `options` are those of `pyarrow.parquet.ParquetWriter`."""
+def open_native(path: Path | str, mode: str = "rb") -> pa.NativeFile:
+    """Open a file for Arrow, which itself opens none whose path is not UTF-8."""
+    import pyarrow as pa
+
+    return pa.OSFile(os.fsencode(path), mode)
+
+
+@contextmanager
+def parquet_writer(
+    target: Any, schema: pa.Schema, **options: Any
+) -> Iterator[parquet.ParquetWriter]:
+    """Yield a writer of a path or an open file; `options` as of `pyarrow.parquet.ParquetWriter`."""
     from pyarrow import parquet
 
-    return parquet.ParquetWriter(target, schema, write_page_checksum=True, **options)
+    is_path = isinstance(target, str | Path)
+    with (
+        open_native(target, "wb") if is_path else nullcontext(target) as file,
+        parquet.ParquetWriter(file, schema, write_page_checksum=True, **options) as writer,
+    ):
+        yield writer
 
 
 def write_parquet(table: pa.Table, target: Any, **options: Any) -> None:
@@ -50,6 +68,7 @@ def open_parquet(source: Any) -> parquet.ParquetFile:
     """
     from pyarrow import parquet
 
+    source = open_native(source) if isinstance(source, str | Path) else source
     # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
     file = parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
     metadata = file.metadata

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -132,8 +132,7 @@ def read_provenance(folder: Path) -> ResultProvenance:
     OSError, ValueError
         If the case is damaged: a file is missing, unreadable or changed.
     """
-    case, timing = read_json(folder / CASE), read_json(folder / TIMING)
-    _check_files(folder, timing)
+    timing, case = check_files(folder), read_json(folder / CASE)
     source = case.get("source")
     recipe, content = case.get("recipe"), source.get("hash") if isinstance(source, dict) else None
     if not isinstance(recipe, str) or not isinstance(content, str):
@@ -141,8 +140,8 @@ def read_provenance(folder: Path) -> ResultProvenance:
     return ResultProvenance(recipe, content, str(timing.get(SOURCE_STAMP, "")))
 
 
-def check_files(folder: Path) -> None:
-    """Check size and modification time of each file of a published case.
+def check_files(folder: Path) -> dict[str, Any]:
+    """Check size and modification time of each file of a published case; return `timing.json`.
 
     If only the time differs, the content is compared with `SHA256SUMS`.
 
@@ -151,7 +150,24 @@ def check_files(folder: Path) -> None:
     OSError, ValueError
         If a file is missing, unreadable or changed.
     """
-    _check_files(folder, read_json(folder / TIMING))
+    timing = read_json(folder / TIMING)
+    stamps = timing.get(FILE_STAMPS, {})
+    if not isinstance(stamps, dict):
+        raise ValueError("timing.json is malformed")  # noqa: TRY004
+    touched = []
+    for name, stamp in stamps.items():
+        state = os.lstat(folder / name)
+        if not stat.S_ISREG(state.st_mode):
+            raise _ChangedFileError(f"{name} is not a regular file")
+        if not isinstance(stamp, list) or stamp[:1] != [state.st_size]:
+            raise _ChangedFileError(f"{name} has a different size")
+        if stamp[1:] != [state.st_mtime_ns]:
+            touched.append(name)
+    if touched:
+        _compare_sums(folder, touched)
+        with suppress(OSError, ValueError):  # the contents are compared again next time
+            store_file_stamps(folder, stamps)
+    return timing
 
 
 def store_source_stamp(folder: Path, stamp: str) -> None:
@@ -174,41 +190,23 @@ def store_file_stamps(folder: Path, names: Iterable[str] | None = None) -> None:
     """
     timing = read_json(folder / TIMING)
     if names is None:
-        names = [name for name in _names(folder) if name != TIMING]
+        names = [name for name in files_in(folder) if name != TIMING]
     states = {name: (folder / name).stat() for name in names}
     stamps = {name: [s.st_size, s.st_mtime_ns] for name, s in states.items()}
     _write_timing(folder, {**timing, FILE_STAMPS: stamps})
 
 
-def _names(folder: Path) -> Iterator[str]:
+def files_in(folder: Path) -> list[str]:
+    """Return the names of all files below a folder, relative to it, sorted."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    yield from (path.relative_to(folder).as_posix() for path in files)
+    return [path.relative_to(folder).as_posix() for path in files]
 
 
 def _has_foreign_files(folder: Path) -> bool:
     """Return whether a case folder contains unpublished files, except those of file managers."""
     stamps = read_json(folder / TIMING).get(FILE_STAMPS, {})
-    foreign = (set(_names(folder)) - {TIMING} - set(stamps)) if stamps else set()
+    foreign = (set(files_in(folder)) - {TIMING} - set(stamps)) if stamps else set()
     return any(not name.rpartition("/")[2].startswith((".", "@", "Thumbs.db")) for name in foreign)
-
-
-def _check_files(folder: Path, timing: dict[str, Any]) -> None:
-    stamps = timing.get(FILE_STAMPS, {})
-    if not isinstance(stamps, dict):
-        raise ValueError("timing.json is malformed")  # noqa: TRY004
-    touched = []
-    for name, stamp in stamps.items():
-        state = os.lstat(folder / name)
-        if not stat.S_ISREG(state.st_mode):
-            raise _ChangedFileError(f"{name} is not a regular file")
-        if not isinstance(stamp, list) or state.st_size != stamp[0]:
-            raise _ChangedFileError(f"{name} has a different size")
-        if state.st_mtime_ns != stamp[1]:
-            touched.append(name)
-    if touched:
-        _compare_sums(folder, touched)
-        with suppress(OSError, ValueError):  # the contents are compared again next time
-            store_file_stamps(folder, stamps)
 
 
 def _compare_sums(folder: Path, files: Sequence[str]) -> None:

@@ -414,10 +414,12 @@ def _old_batches(stem: Path, schema: pa.Schema) -> Iterator[tuple[pa.Table, list
 
 def has_columns(stem: Path, schema: pa.Schema) -> bool:
     """Return whether the table that is there has these columns."""
-    with suppress(*read_errors()):
-        with open_parquet(stem.with_suffix(".parquet")) as file:
-            is_same: bool = file.schema_arrow.equals(schema)
-        return is_same
+    with (
+        suppress(*read_errors()),
+        open_regular_file(stem.with_suffix(".parquet")) as plain,
+        open_parquet(plain) as file,
+    ):
+        return bool(file.schema_arrow.equals(schema))
     return False
 
 

@@ -146,15 +146,7 @@ def clean_up(out: Path, since: float) -> None:
     """
     check_links(out)
     _recover(out)
-    names = (
-        "",
-        "failed",
-        "report",
-        "review",
-        PRIVATE,
-        f"{PRIVATE}/index",
-        ".work",
-    )
+    names = ("", "failed", "report", "review", PRIVATE, f"{PRIVATE}/index", ".work")
     runs = [*out.glob("runs/*"), *(out / PRIVATE).glob("runs/*")]
     for folder in (*map(out.joinpath, names), *runs):
         remove_stale_temporaries(folder, since)

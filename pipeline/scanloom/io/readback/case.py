@@ -18,6 +18,7 @@ from scanloom.core import Case, Segmentation, Volume
 from scanloom.core.relations import Relations
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import Counts
+from scanloom.io.output.published import files_in
 from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.readback.mismatch import check_rectangular, count_labels, decoding, mismatch_error
 from scanloom.io.readback.nifti import checked_planes, itk_affine, itk_array, same_planes
@@ -35,7 +36,7 @@ def check_names(folder: Path, expected: Collection[str]) -> None:
     ScanError
         WRITE_MISMATCH, as all functions of this module.
     """
-    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    files = set(files_in(folder))
     missing = set(expected) - files
     extra = {name for name in files if name.endswith((".nii.gz", ".nrrd", ".dcm"))} - set(expected)
     if missing or extra:
@@ -127,7 +128,7 @@ def check_measurements(folder: Path, counts: Counts, volume: Volume, relations: 
                     raise mismatch_error(f"the volume of {row['label']} is not that of its voxels")
                 name = row["model"], row["label"]
                 whole, sides = wholes.get(name), sides_of.get(name)
-                share = None if whole is None else share_of(name, whole, counts)
+                share = None if whole is None else share_of(name, whole, searched)
                 asymmetry = None if sides is None else asymmetry_of(sides, searched)
                 for column, terms, value in (
                     ("share", whole, share),

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 
-_MAX_OFFSET_VOXELS = 0.2
+MAX_OFFSET_VOXELS = 0.2
 """Largest distance of a frame from its slice: a regular grid fits the slices of a real scan."""
 
-_MAX_IN_PLANE_SHIFT_MM = 0.15
+MAX_IN_PLANE_SHIFT_MM = 0.15
 """Largest in-plane distance of a source image from the grid: images further apart do not form a
 stack."""
 
-_MAX_ROW_DEVIATION = 1e-3
+MAX_ROW_DEVIATION = 1e-3
 """Largest deviation of a source image's row from the grid's row, relative to its length: direction
 cosines have at least 3 decimals."""
 
@@ -191,7 +191,9 @@ def _segments(dataset: Dataset, structures: Sequence[Structure]) -> dict[int, St
         if labelmap and item.SegmentNumber == 0:  # the background
             continue
         structure = by_label.get(item.SegmentLabel)
-        if structure is None or not _codes_agree(item, structure):
+        category = item.SegmentedPropertyCategoryCodeSequence[0]
+        kind = item.SegmentedPropertyTypeCodeSequence[0]
+        if structure is None or not codes_agree(category, kind, structure):
             raise mismatch_error("the DICOM SEG has a different label or code for a structure")
         if labelmap and item.SegmentNumber != structure.number:
             raise mismatch_error("the DICOM SEG has a different number for a structure")
@@ -201,12 +203,12 @@ def _segments(dataset: Dataset, structures: Sequence[Structure]) -> dict[int, St
     return {0: None} if labelmap else dict(segments)
 
 
-def _codes_agree(item: Dataset, structure: Structure) -> bool:
-    type_code = item.SegmentedPropertyTypeCodeSequence[0]
-    modifiers = type_code.get("SegmentedPropertyTypeModifierCodeSequence") or []
+def codes_agree(category: Dataset, kind: Dataset, structure: Structure) -> bool:
+    """Return whether the items of category and type, with its modifier, are of a structure."""
+    modifiers = kind.get("SegmentedPropertyTypeModifierCodeSequence") or []
     pairs = [
-        (item.SegmentedPropertyCategoryCodeSequence[0], structure.category),
-        (type_code, structure.type),
+        (category, structure.category),
+        (kind, structure.type),
         (modifiers[0] if modifiers else None, structure.laterality),
     ]
     return all(_same_code(written, expected) for written, expected in pairs)
@@ -235,7 +237,10 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
         plane = merged[tags.PLANE_ORIENTATION_SEQUENCE], merged[tags.PIXEL_MEASURES_SEQUENCE]
         if previous != plane:
             previous = plane
-            _check_directions(_pixel_steps(merged), grid, source)
+            orientation, measures = map(only_item, plane)
+            cosines = parse_decimals(orientation[tags.IMAGE_ORIENTATION_PATIENT])
+            spacing = parse_decimals(measures[tags.PIXEL_SPACING])
+            _check_directions(_steps(cosines, spacing), grid, source)
         number = 0
         if segment := merged.get(tags.SEGMENT_IDENTIFICATION_SEQUENCE):
             number = int.from_bytes(only_item(segment)[tags.REFERENCED_SEGMENT_NUMBER], "little")
@@ -254,11 +259,9 @@ def _sequence(dataset: Dataset, tag: int) -> memoryview:
     return memoryview(value)
 
 
-def _pixel_steps(group: Elements) -> NDArray[np.float64]:
+def pixel_steps(source: DicomSource) -> NDArray[np.float64]:
     """Return the steps (2, 3) to the next pixel in a row and to the next row, LPS mm."""
-    orientation = only_item(group[tags.PLANE_ORIENTATION_SEQUENCE])[tags.IMAGE_ORIENTATION_PATIENT]
-    spacing = only_item(group[tags.PIXEL_MEASURES_SEQUENCE])[tags.PIXEL_SPACING]
-    return _steps(parse_decimals(orientation), parse_decimals(spacing))
+    return _steps([*map(float, source.orientation)], [*map(float, source.spacing)])
 
 
 def _steps(cosines: Sequence[float], spacing: Sequence[float]) -> NDArray[np.float64]:
@@ -274,13 +277,12 @@ def _check_directions(steps: NDArray[np.float64], grid: Grid, source: DicomSourc
     index_steps = np.linalg.solve(grid.affine[:3, :3], (steps * LPS_TO_RAS).T).T
     size = np.array(grid.shape[:2])[:, None]
     drift = np.abs(index_steps - np.eye(3)[:2]) * size
-    tolerance = _MAX_OFFSET_VOXELS + (0 if source is None else _MAX_ROW_DEVIATION * size)
+    tolerance = MAX_OFFSET_VOXELS + (0 if source is None else MAX_ROW_DEVIATION * size)
     if (drift > tolerance).any():
         raise mismatch_error("the frames of the DICOM SEG have different directions or spacing")
     if source is None:
         return
-    source_steps = _steps([*map(float, source.orientation)], [*map(float, source.spacing)])
-    if np.abs(steps - source_steps).max() > _STEP_TOLERANCE_MM:
+    if np.abs(steps - pixel_steps(source)).max() > _STEP_TOLERANCE_MM:
         raise mismatch_error("the frames of the DICOM SEG are rotated against their source images")
 
 
@@ -300,11 +302,11 @@ def _location_of(plane: bytes, derivations: bytes, grid: Grid) -> _FrameLocation
 def _checked_slice(location: _FrameLocation, grid: Grid, source: DicomSource | None) -> int:
     """Return the slice at which frames are; refuse frames between slices or beside their image."""
     k = round(float(location.index[2]))
-    if not 0 <= k < grid.shape[2] or abs(location.index[2] - k) > _MAX_OFFSET_VOXELS:
+    if not 0 <= k < grid.shape[2] or abs(location.index[2] - k) > MAX_OFFSET_VOXELS:
         raise mismatch_error("a frame of the DICOM SEG is not at a slice")
     if source is not None:
         _check_reference(location, source.slices[k])
-        limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
+        limits = np.maximum(MAX_OFFSET_VOXELS, MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
         if (np.abs(location.index[:2]) > limits).any():
             raise mismatch_error("a frame of the DICOM SEG is shifted against its slice")
     return k

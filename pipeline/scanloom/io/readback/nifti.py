@@ -12,6 +12,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,25 @@ def _check_length(path: Path, forms: NiftiGeometry) -> None:
         raise mismatch_error(f"{path.name} is truncated")
 
 
+@contextmanager
+def path_for_itk(path: Path) -> Iterator[str]:
+    """Yield a path of a file that is UTF-8: SimpleITK aborts the process at any other."""
+    if not any("\ud800" <= character <= "\udfff" for character in str(path)):
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
 def itk_array(path: Path) -> NDArray[Any]:
     """Return the voxels (I, J, K) that SimpleITK reads."""
     import SimpleITK as sitk  # noqa: N813
 
-    return np.asarray(sitk.GetArrayFromImage(sitk.ReadImage(path)).T)
+    with path_for_itk(path) as plain:
+        return np.asarray(sitk.GetArrayFromImage(sitk.ReadImage(plain)).T)
 
 
 def itk_affine(path: Path) -> NDArray[np.float64]:
@@ -174,8 +189,9 @@ def itk_affine(path: Path) -> NDArray[np.float64]:
     import SimpleITK as sitk  # noqa: N813
 
     reader = sitk.ImageFileReader()
-    reader.SetFileName(path)
-    reader.ReadImageInformation()
+    with path_for_itk(path) as plain:
+        reader.SetFileName(plain)
+        reader.ReadImageInformation()
     affine = np.eye(4)
     affine[:3, :3] = np.reshape(reader.GetDirection(), (3, 3)) * reader.GetSpacing()
     affine[:3, 3] = reader.GetOrigin()

@@ -108,7 +108,8 @@ def _tar_contents(file: BinaryIO) -> Contents:
             # TarFile keeps the header of every member that it passed, about 1 KiB each
             archive.members.clear()  # type: ignore[attr-defined]  # not in typeshed
             if not info.isdir():
-                yield _tar_member(info), partial(_open_tar_member, archive, info)
+                opener = partial(archive.extractfile, info)  # of a regular file, never None
+                yield _tar_member(info), cast("Callable[[], IO[bytes]]", opener)
         forward.check_end()
 
 
@@ -119,13 +120,6 @@ def _tar_member(info: tarfile.TarInfo) -> Member:
     return Member(
         name, 0, Reason.DUPLICATE_LINK if info.islnk() or info.issym() else Reason.NOT_AN_IMAGE
     )
-
-
-def _open_tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    file = archive.extractfile(info)
-    if file is None:
-        raise ScanError(Reason.DAMAGED, "a member of a tar archive is not a regular file")
-    return file
 
 
 class _ForwardStream:

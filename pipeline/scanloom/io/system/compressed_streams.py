@@ -63,11 +63,9 @@ def open_decompressed(
 
         with igzip_threaded.open(file, "rb", threads=1, block_size=_CHUNK_BYTES) as stream:
             yield cast(BinaryIO, stream)
-    elif packing == "zstd":
-        with io.BufferedReader(_Zstd(file), _CHUNK_BYTES) as stream:
-            yield cast(BinaryIO, stream)
     else:
-        with io.BufferedReader(_Decompressed(file, packing, length), _CHUNK_BYTES) as stream:
+        raw = _Zstd(file) if packing == "zstd" else _Decompressed(file, packing, length)
+        with io.BufferedReader(raw, _CHUNK_BYTES) as stream:
             yield cast(BinaryIO, stream)
 
 

@@ -15,7 +15,6 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -52,7 +51,6 @@ MAX_MESSAGE_BYTES = 1 << 28
 _HEAD = struct.Struct("<QQI")  # bytes of JSON, bytes that follow it, number of descriptors
 _MAX_ARRAYS = 64
 _JSON_TYPES = frozenset((type(None), bool, int, float, str))
-_ENUMS: dict[str, type[Enum]] = {"reason": Reason, "flag": Flag}
 _TYPES: dict[str, tuple[type, Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {}
 
 Record = TypeVar("Record")
@@ -97,6 +95,8 @@ for _record_type in (
 ):
     register(_record_type)
 register(ScanError, lambda error: (error.reason, error.detail, error.private))
+register(Reason, lambda reason: (reason.name,), lambda name: Reason[name])
+register(Flag, lambda flag: (flag.name,), lambda name: Flag[name])
 
 
 class Message:
@@ -105,9 +105,9 @@ class Message:
     Parameters
     ----------
     value
-        None, bool, int, float, str, bytes, Path, Reason, Flag, arrays, instances of registered
-        types, and lists, tuples and dicts of these. A relative path becomes absolute: the other
-        process may have another working folder.
+        None, bool, int, float, str, bytes, Path, arrays, instances of registered types, and lists,
+        tuples and dicts of these. A relative path becomes absolute: the other process may have
+        another working folder.
 
     Raises
     ------
@@ -171,8 +171,6 @@ class Message:
             self._blobs.append(value)
             self._blob_bytes += len(value)
             return {"bytes": [self._blob_bytes - len(value), len(value)]}
-        if isinstance(value, Reason | Flag):
-            return {"reason" if isinstance(value, Reason) else "flag": value.name}
         if isinstance(value, tuple):
             return {"tuple": self._pack(list(value))}
         if isinstance(value, dict):
@@ -281,8 +279,6 @@ class _Unpacker:
             if not 0 <= start <= start + size <= len(self._blobs):
                 raise ValueError("not a message")
             return self._blobs[start : start + size]
-        if kind in _ENUMS:
-            return _ENUMS[kind][content]
         if kind == "tuple":
             return tuple(self.unpack(element) for element in content)
         if kind == "dict":

@@ -45,8 +45,9 @@ def _absolute(path: Path | str) -> str:
     `..` of a link is the folder above the link's target. A folder that refuses links has none
     below it, so that `..` is taken off the name there: the path stays below that folder.
     """
-    absolute = os.sep
-    for component in os.path.join(os.getcwd(), path).split(os.sep):
+    absolute, path = os.sep, os.fspath(path)
+    # The working folder may be gone, which does not concern an absolute path
+    for component in (path if os.path.isabs(path) else f"{os.getcwd()}/{path}").split(os.sep):
         if component == "..":
             inside = _root_above(absolute) is not None
             absolute = os.path.dirname(absolute if inside else os.path.realpath(absolute))

@@ -13,8 +13,8 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,34 +48,28 @@ def private_temporary_folder(fallback: Path) -> Iterator[Path]:
     ScanError
         SCRATCH_FULL if it can't be made, or has no room.
     """
-    with scratch_errors(_FOR_WORKERS):
-        parent = Path(tempfile.gettempdir())
-        if not is_closed(parent.absolute(), sticky=True):
-            parent = fallback
-    with locked_temporary_folder(parent, errors=lambda: scratch_errors(_FOR_WORKERS)) as folder:
+    with ExitStack() as stack:
         with scratch_errors(_FOR_WORKERS):
+            parent = Path(tempfile.gettempdir())
+            if not is_closed(parent.absolute(), sticky=True):
+                parent = fallback
+            folder = stack.enter_context(locked_temporary_folder(parent))
             check_room(folder)
         yield folder
 
 
 @contextmanager
-def locked_temporary_folder(
-    parent: Path,
-    prefix: str = FOLDER_PREFIX,
-    errors: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Iterator[Path]:
+def locked_temporary_folder(parent: Path, prefix: str = FOLDER_PREFIX) -> Iterator[Path]:
     """Yield a new folder of mode 0700 in `parent`, which is removed at the end.
 
-    Those that killed processes left there under the same prefix are removed first. `errors`
-    returns a context manager that converts the errors of making the folder.
+    Those that killed processes left there under the same prefix are removed first.
 
     Raises
     ------
     OSError
         If it can't be made.
     """
-    with errors():
-        folder, lock = make_locked_folder(parent, prefix)
+    folder, lock = make_locked_folder(parent, prefix)
     try:
         yield folder
     finally:

@@ -39,7 +39,6 @@ MAX_DISK_SHARE = 0.8
 """Share of the initially free disk space that may be used."""
 MAX_INFLATED_BYTES = 1 << 32
 """Maximal unpacked size of a gzip-compressed DICOM file in bytes, as for its pixels."""
-GZIP_MAGIC = b"\x1f\x8b"
 MAX_MEMBER_DEPTH = 20
 """Maximal number of nested folders of a member that are kept."""
 MAX_NAME_BYTES, MAX_FOLDER_NAME_BYTES = 200, 80
@@ -50,7 +49,7 @@ _CHUNK_BYTES = 1 << 20
 
 def is_gzip(start: bytes) -> bool:
     """Return whether a file with these first bytes is gzip-compressed."""
-    return start[:2] == GZIP_MAGIC
+    return start[:2] == b"\x1f\x8b"
 
 
 def inflate_start(compressed: bytes, size: int) -> bytes:

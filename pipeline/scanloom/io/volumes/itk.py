@@ -62,11 +62,8 @@ def parse_itk(
     """
     header = _read_header(files[0])
     volumes, volume = _select_volume(header, phase)
-    shape = (
-        header.sizes[header.axes[0]],
-        header.sizes[header.axes[1]],
-        header.sizes[header.axes[2]],
-    )
+    i, j, k = (header.sizes[n] for n in header.axes)
+    shape = i, j, k
     affine, flags = _affine(header, shape, orientation)
     check_plausible_size(affine, shape)
     data = _data_paths(files[0], header)
@@ -116,8 +113,7 @@ def _select_volume(header: TextHeader, phase: int | None) -> tuple[int, int]:
         raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {header.sizes} voxels")
     if len(sizes) > 3:
         raise ScanError(Reason.PIXEL_TYPE, f"the image has {len(sizes)} spatial axes")
-    volume = select_volume(volumes, phase)
-    return volumes, volume
+    return volumes, select_volume(volumes, phase)
 
 
 def _affine(

@@ -21,9 +21,10 @@ from typing import Any
 from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.output.failures import has_failed
 from scanloom.io.output.file_names import SEGMENTS
-from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.layout import iter_cases, output_of, read_case
+from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json, write_json
+from scanloom.io.output.layout import identity_of, iter_cases, output_of
 from scanloom.io.output.work_folder import make_work_folder
+from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 
 BIDS = "bids"
 BIDS_VERSION = "1.10.0"
@@ -67,7 +68,12 @@ def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path
         _write_dataset(new, names, version)
         if folder.exists():
             folder.rename(old)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
     finally:
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -90,7 +96,7 @@ def check_bids(out: Path) -> None:
 def has_bids(out: Path) -> bool:
     """Return whether `OUT/bids` exists and its description names scanloom as its generator."""
     try:
-        description = json.loads((out / BIDS / _DESCRIPTION).read_text(encoding="utf-8"))
+        description = json.loads(read_regular_file(out / BIDS / _DESCRIPTION, MAX_DOCUMENT_BYTES))
         return any(generator["Name"] == "scanloom" for generator in description["GeneratedBy"])
     except (OSError, ValueError, LookupError, TypeError):
         return False
@@ -123,11 +129,14 @@ class _Subject:
     files: list[dict[str, Any]]
 
 
-def _read_subject(case: Path) -> _Subject:
-    document = read_case(case)
+def _read_subject(case: Path, document: dict[str, Any], _: dict[str, Any]) -> _Subject:
     files = read_json(case / SEGMENTS)["files"]
     for file in files:
-        (case / file["file"]).stat()
+        path = case / file["file"]
+        # `segments.json` may have been changed: no other file is linked or copied
+        if identity_of(path.relative_to(output_of(case))) != "shapes":
+            raise ValueError("a file that is no label map is named as one")
+        open_regular_file(path).close()
     results = [*document["models"], *document.get("results", ())]
     return _Subject(case, document, {result["name"]: result for result in results}, files)
 

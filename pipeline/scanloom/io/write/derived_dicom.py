@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanloom.core import Case, Code, Segmentation
+from scanloom.core import Case, Code, Segmentation, Structure
 from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
 from scanloom.io.scan import SHARED_UIDS, DicomSource
 from scanloom.version import __version__
@@ -77,6 +78,20 @@ def code_item(code: Code) -> Dataset:
     return item
 
 
+def type_item(structure: Structure) -> Dataset:
+    """Return the item of a structure's type, with its laterality as the modifier."""
+    item = code_item(structure.type)
+    if structure.laterality is not None:
+        item.SegmentedPropertyTypeModifierCodeSequence = [code_item(structure.laterality)]
+    return item
+
+
+def description_of(structure: Structure) -> str:
+    """Return as much of a structure's name as a short text holds (PS3.5 6.2, ST)."""
+    note = " (experimental)" if structure.experimental else ""
+    return f"{structure.name}{note}"[:1024]
+
+
 def reference_item(sop_class: str, sop_instance: str) -> Dataset:
     """Return the item that refers to a SOP instance."""
     return make_item(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=sop_instance)
@@ -109,6 +124,13 @@ def written_datetime(source: DicomSource, case: Case) -> tuple[str, str]:
         now = datetime.now().astimezone()
         return now.strftime("%Y%m%d"), now.strftime("%H%M%S.%f")
     return content_datetime(source)
+
+
+def set_dates(dataset: Dataset, content: str, date_time: tuple[str, str]) -> None:
+    """Set the dates of a data set, that of its `content` by the beginning of its keyword."""
+    for kind in (content, "Series", "InstanceCreation"):
+        setattr(dataset, f"{kind}Date", date_time[0])
+        setattr(dataset, f"{kind}Time", date_time[1])
 
 
 def content_datetime(source: DicomSource) -> tuple[str, str]:
@@ -164,6 +186,18 @@ def new_object(
     shared.Manufacturer = shared.ManufacturerModelName = "scanloom"
     shared.SoftwareVersions, shared.DeviceSerialNumber = __version__, "0"
     return shared
+
+
+def save_object(path: Path, head: Dataset, tail: Iterable[bytes], recipe: str, digest: str) -> None:
+    """Write a data set, with UIDs that follow from a digest, and the encoded elements behind it."""
+    from pydicom import dcmwrite
+
+    head.SeriesInstanceUID = hashed_uid("series", recipe, digest)
+    head.SOPInstanceUID = hashed_uid("instance", recipe, digest)
+    head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
+    with path.open("wb") as file:
+        dcmwrite(file, head, enforce_file_format=True)
+        file.writelines(tail)
 
 
 def add_lossy_compression(shared: Dataset, first: Dataset) -> None:
@@ -224,7 +258,7 @@ def _texts(header: Dataset, keyword: str) -> list[str]:
 
 
 # --- encoded elements -----------------------------------------------------------------------------
-# Explicit VR, little endian.
+# Explicit VR, little endian, unless it is said.
 
 
 def encode_element(group: int, element: int, vr: str, text: str) -> bytes:
@@ -240,6 +274,17 @@ def encode_sequence(group: int, element: int, *items: bytes) -> bytes:
     chunks = [chunk for item in items for chunk in (ITEM, struct.pack("<I", len(item)), item)]
     head = struct.pack("<HH2s2xI", group, element, b"SQ", sum(map(len, chunks)))
     return b"".join((head, *chunks))
+
+
+def encode_elements(dataset: Dataset, characters: str, *, implicit: bool = False) -> bytes:
+    """Encode the elements of a dataset, without file meta information, in a character set."""
+    from pydicom.filebase import DicomBytesIO
+    from pydicom.filewriter import write_dataset
+
+    buffer = DicomBytesIO()
+    buffer.is_implicit_VR, buffer.is_little_endian = implicit, True
+    write_dataset(buffer, dataset, characters)
+    return bytes(buffer.getvalue())
 
 
 def encode_dataset(dataset: Dataset) -> bytes:

@@ -43,13 +43,17 @@ from scanloom.io.write.derived_dicom import (
     add_lossy_compression,
     algorithm_item,
     code_item,
+    description_of,
     encode_dataset,
     encode_element,
+    encode_elements,
     encode_sequence,
     hashed_uid,
     make_item,
     new_object,
     reference_item,
+    set_dates,
+    type_item,
     written_datetime,
 )
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
@@ -159,14 +163,8 @@ class SegFile:
 
     def _encoded(self, tags: slice) -> bytes:
         """Return the encoded elements of a range of tags, in the data set's characters."""
-        from pydicom.filebase import DicomBytesIO
-        from pydicom.filewriter import write_dataset
-
-        buffer = DicomBytesIO()
-        buffer.is_implicit_VR, buffer.is_little_endian = False, True
         characters = self.dataset.get("SpecificCharacterSet", "ISO_IR 6")
-        write_dataset(buffer, self.dataset[tags], characters)
-        return bytes(buffer.getvalue())
+        return encode_elements(self.dataset[tags], characters)
 
     @property
     def meta(self) -> Dataset:
@@ -479,7 +477,7 @@ def _binary_file(series: _Series) -> SegFile:
     counts = [counts_by_slice(planes.T) for planes in stacks]
     filled = np.stack([count[:, 1:].any(axis=1) for count in counts])
     slices = _stored_slices(series, np.asarray(filled.any(axis=0)))
-    structures = sorted((s for layer in layers for s in layer.structures), key=lambda s: s.number)
+    structures = sorted(series.segmentation.structures, key=lambda s: s.number)
     layer_of = {s.number: n for n, layer in enumerate(layers) for s in layer.structures}
     dataset = _data_set(series, stacks[0].shape, slices, structures, 1)
     dataset.BitsAllocated = dataset.BitsStored = 1
@@ -667,13 +665,9 @@ def _segment(series: _Series, structure: Structure, number: int) -> Dataset:
     segment = _background(segmentation)
     segment.SegmentNumber, segment.SegmentLabel = number, structure.label
     segment.SegmentedPropertyCategoryCodeSequence = [code_item(structure.category)]
-    kind = code_item(structure.type)
-    if structure.laterality is not None:
-        kind.SegmentedPropertyTypeModifierCodeSequence = [code_item(structure.laterality)]
-    segment.SegmentedPropertyTypeCodeSequence = [kind]
+    segment.SegmentedPropertyTypeCodeSequence = [type_item(structure)]
     segment.RecommendedDisplayCIELabValue = _cielab(structure.color)
-    note = " (experimental)" if structure.experimental else ""
-    segment.SegmentDescription = f"{structure.name}{note}"[:1024]
+    segment.SegmentDescription = description_of(structure)
     segment.SegmentationAlgorithmIdentificationSequence = [algorithm_item(segmentation)]
     source = valid_uid(series.source.first, "SeriesInstanceUID")
     identity = (source, series.case.recipe, segmentation.model, structure.label)
@@ -703,9 +697,7 @@ _WHITE = np.array((0.95047, 1.0, 1.08883))
 def _set_dates_and_uids(files: Sequence[SegFile], date_time: tuple[str, str], recipe: str) -> None:
     """Set the dates of the files of one series, and UIDs that depend on their content alone."""
     for dataset in (file.dataset for file in files):
-        for kind in ("Content", "Series", "InstanceCreation"):
-            setattr(dataset, f"{kind}Date", date_time[0])
-            setattr(dataset, f"{kind}Time", date_time[1])
+        set_dates(dataset, "Content", date_time)
         _set_uids(dataset, hashed_uid("series"), hashed_uid("instance"), hashed_uid("dimensions"))
     contents = [_digest(file) for file in files]
     series = hashed_uid("series", recipe, *contents)

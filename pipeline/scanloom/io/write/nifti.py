@@ -1,27 +1,31 @@
-"""Writes NIfTI: label maps, masks and the scan itself, on the source's grid.
+"""Writes NIfTI: label maps, with their `segments.json`, masks and the scan, on the source's grid.
 
-The same content gives the same bytes. Headers come from nibabel and contain geometry only: no text
-of the source, no scaling, mm.
+The same content gives the same bytes. Headers come from nibabel and contain geometry in mm, and no
+text of the source; maps of uncertainty alone are scaled.
 
 - Label maps and masks have the intent `LABEL`: MRIcroGL, NiiVue and others show them in colours.
 - DICOM and ITK sources: sform and qform are equal, with codes 1 (scanner).
 - Sheared grids: sform only. A quaternion cannot represent a shear, and readers that prefer the
-  qform would drop it silently. The same if no float32 quaternion is close enough (`io.quaternion`).
+  qform would drop it silently. The same if no float32 quaternion is close enough (`forms_for`).
 - NIfTI sources: their own forms and codes, so that result and scan are aligned in every tool.
 """
 
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Grid, Reason, ScanError
-from scanloom.io.scan import NiftiSource, Source
+from scanloom.core import Code, Grid, Reason, ScanError, Segmentation, Structure
+from scanloom.io.output import file_names
+from scanloom.io.output.json_file import write_document
+from scanloom.io.scan import GridOnlySource, NiftiSource, Scan, Source
 from scanloom.io.volumes.nifti import forms_for
+from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 
 _COMPRESSION_LEVEL = 1
 """zlib's fastest: a label map is small at any level. isal's igzip would be 6 times faster, but now
@@ -107,3 +111,64 @@ def _set_forms(header: Any, forms: NiftiSource) -> None:  # nibabel has no types
     header["pixdim"][:4] = -1 if mirrored else 1, *np.linalg.norm(forms.qform[:3, :3], axis=0)
     header["quatern_b"], header["quatern_c"], header["quatern_d"] = forms.quaternion
     header["qoffset_x"], header["qoffset_y"], header["qoffset_z"] = forms.qform[:3, 3]
+
+
+# --- label maps of a case -------------------------------------------------------------------------
+
+
+def write_label_maps(folder: Path, segmentations: Sequence[Segmentation], scan: Scan) -> None:
+    """Write the label maps of all models, and `segments.json`, into a case folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The case folder being built.
+    segmentations : sequence of Segmentation
+        One for each model, with the requested structures.
+    scan : Scan
+        The scan whose geometry they have.
+    """
+    models = [s.model for s in segmentations]
+    write_document(folder / file_names.SEGMENTS, segments_json(segmentations))
+    for segmentation in segmentations:
+        model, grid = segmentation.model, segmentation.grid
+        for n, layer in enumerate(segmentation.layers):
+            name = file_names.label_map_name("segmentation", model, models, n)
+            write_nifti(layer.labels, grid, scan.source, folder / name, intent=LABEL)
+            if grid.sheared:
+                labels, rectangular = rectangular_labels(layer.labels, grid), rectangular_grid(grid)
+                name = file_names.label_map_name("segmentation_rect", model, models, n)
+                write_nifti(labels, rectangular, GridOnlySource(), folder / name, intent=LABEL)
+
+
+def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:
+    """Return the structures of each label map, by their numbers."""
+    models = [s.model for s in segmentations]
+    return {
+        "files": [
+            {
+                "file": file_names.label_map_name("segmentation", s.model, models, n),
+                "model": s.model,
+                "structures": [_structure(structure) for structure in layer.structures],
+            }
+            for s in segmentations
+            for n, layer in enumerate(s.layers)
+        ]
+    }
+
+
+def _structure(structure: Structure) -> dict[str, Any]:
+    return {
+        "number": structure.number,
+        "label": structure.label,
+        "name": structure.name,
+        "category": _code(structure.category),
+        "type": _code(structure.type),
+        "laterality": _code(structure.laterality) if structure.laterality else None,
+        "color": list(structure.color),
+        "experimental": structure.experimental,
+    }
+
+
+def _code(code: Code) -> dict[str, str]:
+    return {"value": code.value, "scheme": code.scheme, "meaning": code.meaning}

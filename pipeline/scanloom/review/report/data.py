@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +17,9 @@ from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError, printa
 from scanloom.core.measurement import Range, ReferenceRange
 from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
 from scanloom.io.output.failures import FAILED, failed_cases
-from scanloom.io.output.file_names import PREVIEW, TIMING
+from scanloom.io.output.file_names import PREVIEW
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import CASES, TOTALS, iter_cases, read_case
+from scanloom.io.output.layout import CASES, TOTALS, iter_cases
 from scanloom.io.output.lookup import Lookup
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.system.regular_files import open_regular_file
@@ -218,15 +217,16 @@ class StoredCases:
 
 
 def collect_runs(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return `totals.json` of each run, or else its status, the newest first; and its workflow.
+    """Return `totals.json` of each run, or else its status, the newest first; and a workflow.
 
-    The workflow is that of the newest run that has one; None without any.
+    The workflow is that of the newest run that has one; None without any. Documents that scanloom
+    did not write are left out.
     """
     folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
     runs = [_json(p / TOTALS) or _status(p) for p in folders]
     workflows = (_json(p / "workflow.json") for p in folders)
     newest = next((workflow for workflow in workflows if workflow is not None), None)
-    return [run for run in runs if run is not None], newest
+    return [run for run in runs if run is not None and _is_ours(run)], newest
 
 
 def _status(run: Path) -> dict[str, Any] | None:
@@ -238,10 +238,10 @@ def _status(run: Path) -> dict[str, Any] | None:
         return None  # not written by scanloom
 
 
-def _published(folder: Path) -> tuple[ReportCase, dict[str, dict[str, Any]], dict[str, str]]:
+def _published(
+    folder: Path, document: dict[str, Any], timing: dict[str, Any]
+) -> tuple[ReportCase, dict[str, dict[str, Any]], dict[str, str]]:
     """Return a case, its models by card, device and precision, and its library versions."""
-    document = read_case(folder)
-    timing = read_json(folder / TIMING)
     preview, results = folder / PREVIEW, document.get("results", [])
     files = [path for entry in folder.iterdir() for path in (entry, *entry.glob("*"))]
     case = ReportCase(
@@ -423,26 +423,10 @@ def _json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-_OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
-
-
-def valid_runs(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the runs whose documents scanloom wrote."""
-    return [run for run in runs if _is_ours(run)]
-
-
 def damaged_totals(out: Path) -> list[str]:
     """Return the paths of totals that can't be read, relative to OUT."""
-    damaged = []
-    for path in sorted((out / "runs").glob(f"*/{TOTALS}")):
-        try:
-            with open_regular_file(path) as file:
-                is_intact = _is_ours(json.load(file))
-        except (OSError, ValueError):
-            is_intact = False
-        if not is_intact:
-            damaged.append(path.relative_to(out).as_posix())
-    return damaged
+    paths = sorted((out / "runs").glob(f"*/{TOTALS}"))
+    return [path.relative_to(out).as_posix() for path in paths if not _is_ours(_json(path))]
 
 
 def run_row(run: dict[str, Any]) -> dict[str, Any]:
@@ -482,7 +466,7 @@ def _is_ours(run: Any) -> bool:
     """Whether a document has the fields that the report needs."""
     try:
         summed_runs([run, run])
-    except _OTHER_FORM:
+    except (LookupError, TypeError, ValueError, AttributeError):
         return False
     return True
 

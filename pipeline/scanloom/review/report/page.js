@@ -345,4 +345,4 @@ function namedCell(name, text, kind) {
 const report = new ReportPage(JSON.parse(byId("data").textContent));
 // the words are there when the first search is typed; who misses them is told then
 const loadAhead = () => report.index.words().catch(() => {});
-report.recall().then(() => requestIdleCallback(loadAhead));
+report.recall().then(() => (globalThis.requestIdleCallback ?? setTimeout)(loadAhead)); // Safari has none

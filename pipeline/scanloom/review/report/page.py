@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,6 @@ from scanloom.review.report.data import (
     private_rows,
     run_row,
     summed_runs,
-    valid_runs,
 )
 from scanloom.review.report.parts import (
     ROWS,
@@ -216,8 +215,7 @@ def _with_parts(
 
 def _html(out: Path, kept: dict[str, Any]) -> str:
     """Return a page with what there is to say about runs."""
-    reported, workflow = collect_runs(out)
-    runs = valid_runs(reported)
+    runs, workflow = collect_runs(out)
     # one module without imports: a page on disk can't import modules from beside it
     script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
     style = page_style()
@@ -382,10 +380,12 @@ def _row(
     """Return a case as the page shows it."""
     has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
     findings = outliers.find_outliers(case.measurements, cohort, case.axes) if has_result else []
-    # the threshold of review: an outdated result calls for a look, whatever its findings
-    risk = 1.0 if outdated else outliers.risk_score(findings)
+    risk = outliers.risk_score(findings)
+    if outdated:  # it calls for a look without any finding too
+        risk = max(risk, outliers.REVIEW_THRESHOLD)
     mosaic = read_mosaic(case.preview) if case.preview and findings else None
-    shown = _shown_findings(findings, case, list(structures), mosaic)
+    tiles, page_size = mosaic or (None, None)
+    shown = _shown_findings(findings, case, list(structures), tiles)
     if outdated:
         is_stale = case.reason == Reason.STALE.code
         why = "another recipe made it" if is_stale else "the later attempt failed"
@@ -410,7 +410,7 @@ def _row(
         "parts": [m.components if m else None for m in measured],
         "units": next((m.unit for m in measured if m is not None), ""),  # a scan has one
         "preview": THUMBNAIL_SIZE if case.preview else None,
-        **({"page": mosaic.page} if mosaic else {}),
+        **({"page": page_size} if page_size else {}),
         "files": list(case.files),
     }
 
@@ -419,7 +419,7 @@ def _shown_findings(
     findings: Sequence[Finding],
     case: ReportCase,
     structures: Sequence[tuple[str, str]],
-    mosaic: PreviewMosaic | None,
+    tiles: TileMap | None,
 ) -> list[dict[str, Any]]:
     """Return findings as text, with their place and slices; structures may share a finding."""
     by_text: dict[str, list[Finding]] = defaultdict(list)
@@ -435,8 +435,8 @@ def _shown_findings(
             (model, label, quantity), value = alike[0].value
             entry["value"] = [structures.index((model, label)), quantity, _rounded(value)]
         subjects = tuple(m for finding in alike for m in finding.subjects)
-        if mosaic is not None and subjects:
-            entry["slices"] = slices_of(alike[0].kind, subjects, mosaic.tiles, case.shape)
+        if tiles is not None and subjects:
+            entry["slices"] = slices_of(alike[0].kind, subjects, tiles, case.shape)
         shown.append(entry)
     return shown
 
@@ -467,22 +467,17 @@ MAX_OUTLINED_SHARE = 0.6
 """Share of a slice above which a structure is not outlined: the outline would be the edge."""
 
 
-@dataclass(frozen=True)
-class PreviewMosaic:
-    """The mosaic of a preview: its map, and the size (width, height) of the page in pixels."""
+def read_mosaic(preview: Path) -> tuple[TileMap, tuple[int, int]] | None:
+    """Return the map of a preview's mosaic, and the size (width, height) of the page in pixels.
 
-    tiles: TileMap
-    page: tuple[int, int]
-
-
-def read_mosaic(preview: Path) -> PreviewMosaic | None:
-    """Read the mosaic of a preview; None of a preview without a map, or one that can't be read."""
+    None of a preview without a map, or one that can't be read.
+    """
     try:
         with open_regular_file(preview) as file, Image.open(file) as page:
             tiles, size = read_tile_map(page.info), page.size
     except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
         return None
-    return None if tiles is None else PreviewMosaic(tiles, size)
+    return None if tiles is None else (tiles, size)
 
 
 def slices_of(

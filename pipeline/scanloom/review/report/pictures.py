@@ -28,7 +28,7 @@ FONT_MARGIN = 1.15
 """Width of names in the browser's font, by which rows are set in, as of Pillow's font at most."""
 MAX_DECADES = 8
 """Powers of ten that are written below an axis; if it has more, some are left out."""
-_INK, _BAR = "#1b1f24", "#3b6ea8"
+INK, BAR = "#1b1f24", "#3b6ea8"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,54 @@ def _draw_times(medians: Mapping[str, float], folder: Path) -> Chart:
     return chart.save(folder / "times.svg", title, f"{title}: " + ", ".join(times))
 
 
-class RowChart:
+class Drawing:
+    """An SVG of lines, dots and texts.
+
+    Parameters
+    ----------
+    size : (width, height)
+        In pixels.
+    font_size : int
+        Of its texts, in pixels.
+    """
+
+    def __init__(self, size: tuple[int, int], font_size: int) -> None:
+        self.size = size
+        width, height = map(str, size)
+        self._svg = ET.Element(
+            "svg", xmlns="http://www.w3.org/2000/svg", width=width, height=height
+        )
+        self._svg.set("viewBox", f"0 0 {width} {height}")
+        self._svg.set("font-family", "sans-serif")
+        self._svg.set("font-size", str(font_size))
+
+    def svg(self) -> bytes:
+        """Return the file's content; equal drawings have equal bytes."""
+        return ET.tostring(self._svg)
+
+    def _text(self, x: float, y: float, text: str, anchor: str, **style: str) -> None:
+        at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "dy": ".35em", "text-anchor": anchor, "fill": INK}
+        ET.SubElement(self._svg, "text", at | style).text = text
+
+    def _line(
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        stroke: str = INK,
+        width: str = "1",
+        **style: str,
+    ) -> None:
+        at = {"d": f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", "stroke": stroke}
+        ET.SubElement(self._svg, "path", {**at, "stroke-width": width, **style})
+
+    def _dot(self, x: float, y: float, radius: float, **style: str) -> None:
+        at = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": str(radius)}
+        ET.SubElement(self._svg, "circle", {**at, "fill": BAR, **style})
+
+
+class RowChart(Drawing):
     """An SVG chart with a row for each name, and an axis of values below.
 
     Parameters
@@ -157,14 +204,7 @@ class RowChart:
         self._left = round(FONT_MARGIN * max(text_width(n, FONT_SIZE) for n in names)) + 10
         self._bottom = ROW_HEIGHT * len(names) + 4
         self._ends, self._scale = ends, scale
-        self.size = CHART_WIDTH, self._bottom + 44
-        width, height = map(str, self.size)
-        self._svg = ET.Element(
-            "svg", xmlns="http://www.w3.org/2000/svg", width=width, height=height
-        )
-        self._svg.set("viewBox", f"0 0 {width} {height}")
-        self._svg.set("font-family", "sans-serif")
-        self._svg.set("font-size", str(FONT_SIZE))
+        super().__init__((CHART_WIDTH, self._bottom + 44), FONT_SIZE)
         for row, name in enumerate(names):
             self._text(self._left - 8, self._y(row), name, "end")
             self._line(self._left - 4, self._y(row), self._left, self._y(row))
@@ -181,8 +221,7 @@ class RowChart:
 
     def dot(self, row: int, value: float, radius: float, **style: str) -> None:
         """Draw a value as a dot."""
-        at = {"cx": f"{self._x(value):.1f}", "cy": str(self._y(row)), "r": str(radius)}
-        ET.SubElement(self._svg, "circle", {**at, "fill": _BAR, **style})
+        self._dot(self._x(value), self._y(row), radius, **style)
 
     def box(self, row: int, values: ArrayLike) -> None:
         """Draw median, quartiles, whiskers up to 1.5 times their distance, and values beyond."""
@@ -197,8 +236,8 @@ class RowChart:
         for end, quartile in ends:
             self._line(self._x(quartile), y, self._x(end), y)
             self._line(self._x(end), y - half / 2, self._x(end), y + half / 2)
-        self._rectangle(self._x(low), y - half, self._x(high), y + half, fill="none", stroke=_INK)
-        self._line(self._x(middle), y - half, self._x(middle), y + half, stroke=_BAR, width="2")
+        self._rectangle(self._x(low), y - half, self._x(high), y + half, fill="none", stroke=INK)
+        self._line(self._x(middle), y - half, self._x(middle), y + half, stroke=BAR, width="2")
         beyond = every[~is_inside].tolist()
         for value in {f"{self._x(value):.1f}": value for value in beyond}.values():  # one a place
             self.dot(row, value, 1.5)
@@ -206,12 +245,8 @@ class RowChart:
     def bar(self, row: int, value: float, label: str) -> None:
         """Draw a value as a bar with a label at its end."""
         y, x = self._y(row), self._x(value)
-        self._rectangle(self._left, y - 0.3 * ROW_HEIGHT, x, y + 0.3 * ROW_HEIGHT, fill=_BAR)
+        self._rectangle(self._left, y - 0.3 * ROW_HEIGHT, x, y + 0.3 * ROW_HEIGHT, fill=BAR)
         self._text(x + 5, y, label, "start")
-
-    def svg(self) -> bytes:
-        """Return the file's content; equal charts have equal bytes."""
-        return ET.tostring(self._svg)
 
     def save(self, path: Path, title: str, text: str) -> Chart:
         """Write the file."""
@@ -228,16 +263,6 @@ class RowChart:
     def _y(self, row: int) -> float:
         """Return the middle of a row in pixels from the top."""
         return ROW_HEIGHT * (row + 0.5)
-
-    def _text(self, x: float, y: float, text: str, anchor: str) -> None:
-        at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "dy": ".35em", "text-anchor": anchor, "fill": _INK}
-        ET.SubElement(self._svg, "text", at).text = text
-
-    def _line(
-        self, x1: float, y1: float, x2: float, y2: float, stroke: str = _INK, width: str = "1"
-    ) -> None:
-        at = {"d": f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", "stroke": stroke}
-        ET.SubElement(self._svg, "path", at | {"stroke-width": width})
 
     def _rectangle(
         self, left: float, top: float, right: float, bottom: float, **style: str

@@ -69,6 +69,7 @@ STATUS = {
 PAGE = 100
 """Rows of the list in an answer, unless others are asked for."""
 MAX_PREVIEW_BYTES = 1 << 26
+NO_STRUCTURE = "The label map has no such structure."
 Endpoint = Callable[[Request, str], Response]
 """Answers a request of a reviewer."""
 
@@ -184,13 +185,9 @@ class Routes:
         """Paint a stroke on the reviewer's draft."""
         name = self._name(request, reviewer)
         case, fields = self.state.opened(name), read_fields(StrokeFields, request.state.body)
-        stroke, version = fields.stroke, fields.version
-        if stroke.layer >= len(case.layers):
-            raise RefusedError(400, "LAYER", "The case has no such layer.")
-        known = {s["number"] for s in case.layers[stroke.layer].structures}
-        if stroke.label and stroke.label not in known:
-            raise RefusedError(400, "LABEL", "The label map has no such structure.")
-        image = case.image
+        if fields.label not in {0, *_numbers(case, fields.layer)}:
+            raise RefusedError(400, "LABEL", NO_STRUCTURE)
+        stroke, image = fields.stroke, case.image
         if fields.between is not None and image is None:
             raise RefusedError(409, "NO_IMAGE", "A range takes the scan, which is not here.")
 
@@ -203,16 +200,14 @@ class Routes:
                 return paint_between(canvas, stroke, image.array, low, high)
             return stroke
 
-        return self._changed(case, reviewer, version, make_step)
+        return self._changed(case, reviewer, fields.version, make_step)
 
     def tool(self, request: Request, reviewer: str) -> Response:
         """Change a structure of the reviewer's draft by a tool."""
         name = self._name(request, reviewer)
         case, fields = self.state.opened(name), read_fields(ToolFields, request.state.body)
-        if fields.layer >= len(case.layers):
-            raise RefusedError(400, "LAYER", "The case has no such layer.")
-        if fields.label not in {s["number"] for s in case.layers[fields.layer].structures}:
-            raise RefusedError(400, "LABEL", "The label map has no such structure.")
+        if fields.label not in _numbers(case, fields.layer):
+            raise RefusedError(400, "LABEL", NO_STRUCTURE)
 
         def make_step(draft: LabelDraft) -> Step | None:
             canvas = Canvas(fields.layer, draft.layer(fields.layer), draft.spacing)
@@ -364,6 +359,13 @@ def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request]
         return await run_in_threadpool(endpoint, request, reviewer)
 
     return answer
+
+
+def _numbers(case: OpenedCase, layer: int) -> set[int]:
+    """Return the numbers of the structures of a label map; RefusedError if there is none."""
+    if layer >= len(case.layers):
+        raise RefusedError(400, "LAYER", "The case has no such layer.")
+    return {each["number"] for each in case.layers[layer].structures}
 
 
 def _version(request: Request) -> str:

@@ -51,8 +51,6 @@ WITHOUT = {
     Reason.ID_UNKNOWN: "The scan is not shown: the crosswalk lacks the case.",
 }
 """Why a case has no scan, by the reason; the labels and the preview are shown."""
-_SAMPLE = 97
-"""Every n-th voxel decides on the window of scans that are not in Hounsfield units."""
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, nib.filebasedimages.ImageFileError)  # type: ignore[attr-defined]  # nibabel is not typed
 
 
@@ -232,15 +230,12 @@ def _why(reason: Reason, detail: str) -> str:
 
 
 def _windows(volume: Volume, body: slicing.Body) -> tuple[tuple[str, slicing.GrayWindow], ...]:
+    """Return the named windows; the first one, which is shown, is that of the preview."""
     if volume.unit == "HU":
         presets = {"contrast": slicing.ENHANCED, **_PRESETS}
-        # the first one is shown: that of the preview
         return tuple((presets if body.enhanced else _PRESETS).items())
-    sample = volume.array.reshape(-1, order="F")[::_SAMPLE]
-    # padding is the lowest value in most scans, and would widen the window
-    sample = sample[np.isfinite(sample) & (sample != sample.min(initial=0))]
-    chosen = slicing.choose_window(sample, volume.modality, volume.unit, volume.suv_factor)
-    return (("usual", chosen),)
+    of_scan = volume.modality, volume.unit, volume.suv_factor
+    return (("usual", slicing.choose_window(body.values, *of_scan)),)
 
 
 def describe(case: OpenedCase) -> dict[str, Any]:
@@ -474,7 +469,7 @@ def as_image(volume: Volume, view: View) -> Image:
     if whole and high - low <= _HIGHEST - _LOWEST:
         shifted = np.asarray(array.astype(np.float64) - low + _LOWEST)
         return Image(view.of(_as_int16(shifted)), 1.0, low - _LOWEST, exact=True)
-    slope = (high - low) / (_HIGHEST - _LOWEST)
+    slope = (high - low) / (_HIGHEST - _LOWEST) or 1.0
     pixels = np.rint((array.astype(np.float64) - low) / slope + _LOWEST)
     return Image(view.of(_as_int16(pixels)), slope, low - slope * _LOWEST, exact=False)
 

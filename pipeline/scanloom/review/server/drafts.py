@@ -346,8 +346,12 @@ def painted_box(
     x, y = (np.arange(a, b + 1) * step for a, b, step in zip(low, high, mm, strict=True))
     covered = np.zeros((len(x), len(y)), bool)
     for begin, end in zip(points, points[1:] if len(points) > 1 else points, strict=False):
-        # a point is a line of no length
-        covered |= _near(x[:, None], y[None, :], begin * mm, end * mm) <= radius**2
+        # a point is a line of no length; only around it, since a stroke has thousands of them
+        first = np.ceil(np.minimum(begin, end) - radius / mm).astype(int).clip(low, high + 1) - low
+        last = np.floor(np.maximum(begin, end) + radius / mm).astype(int).clip(low - 1, high) - low
+        across, down = (slice(a, b + 1) for a, b in zip(first, last, strict=True))
+        near = _near(x[across, None], y[None, down], begin * mm, end * mm)
+        covered[across, down] |= near <= radius**2
     if not covered.any():
         return None
     # the axes of a view may be in any order

@@ -142,6 +142,8 @@ def _depth(mask: NDArray[np.bool_], spacing: list[float]) -> NDArray[np.float64]
     """Return the distance (mm) of each voxel to the border: positive inside; None if empty."""
     if not mask.any():
         return None
+    if mask.all():  # there is no border: SciPy would give the distance from a corner
+        return np.full(mask.shape, np.linalg.norm(np.multiply(mask.shape, spacing)))
     within = distance_transform_edt(mask, sampling=spacing)
     return np.asarray(within - distance_transform_edt(~mask, sampling=spacing))
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pydicom
-import pytest
 
 from scanloom.cli.commands.demo import HEAD, TORSO, compare, known_volumes
-from scanloom.core import CaseRecord, Measurement, Reason, ScanError
+from scanloom.core import CaseRecord, Measurement
 from scanloom.core.paths import shipped
 from support.commands import scanloom
 from support.empty_share import empty_share
@@ -85,14 +84,3 @@ def test_known_volumes_lie_within_the_study() -> None:
         known = known_volumes(shipped("data") / sample.truth, sample.volumes)
         assert set(sample.judged) <= set(known)
         assert 0.1 * ml < sum(known.values()) < ml
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"), [(None, Reason.NOT_FOUND), ("[]", Reason.DAMAGED), ("{", Reason.DAMAGED)]
-)
-def test_volumes_that_cannot_be_read(text: str | None, reason: Reason, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "truth.json").write_text(text)
-    with pytest.raises(ScanError) as error:
-        known_volumes(tmp_path / "truth.json", "tissues_ml")
-    assert error.value.reason is reason

@@ -22,3 +22,11 @@ def test_early_cases_of_a_run_that_is_over_wait_for_the_next(
 ) -> None:
     console().print(status_table(Status("r", state, early=2)))
     assert text in capsys.readouterr().out
+
+
+def test_what_a_gpu_does_not_tell_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """As how busy it is in MIG mode."""
+    gpu = {"device": 0, "memory_used": 1 << 30, "memory_total": 1 << 31}
+    silent = {**gpu, "busy_percent": None, "celsius": 40, "watts": None}
+    console().print(status_table(Status("r", "running", devices=[silent])))
+    assert "GPU 0  1 GiB of 2 GiB, 40 °C\n" in capsys.readouterr().out

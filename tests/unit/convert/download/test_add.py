@@ -372,7 +372,9 @@ class TestLicence:
         ],
     )
     def test_conditions_are_found(self, name: str, text: str, conditions: bool) -> None:
-        assert Licence(name, text).has_conditions is conditions
+        assert Licence(name, (text,)).has_conditions is conditions
+        code = "GNU GENERAL PUBLIC LICENSE ..."  # of the code beside the weights
+        assert Licence(name, (code, text)).has_conditions is conditions
 
 
 class TestZoo:

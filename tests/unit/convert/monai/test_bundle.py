@@ -580,6 +580,14 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (add("Lambdad", func="$lambda x: torch.nan_to_num(x, nan=0)"), "Lambdad before the network"),
     (add("Resized", spatial_size=[9, 9, 9]), "Resized"),
     (resize(mode="area", align_corners=True), "align_corners"),
+    (
+        each(
+            resize(mode="area", align_corners=True),
+            set_in("AsDiscreted", argmax=False, threshold=0.0),
+            swap(1, 2),
+        ),
+        "align_corners",
+    ),
     (resize(mode="nearest"), "mode"),
     (resize(mode="trilinear", anti_aliasing=True), "anti_aliasing"),
     (
@@ -1003,6 +1011,7 @@ METADATA_REFUSED: list[tuple[Change, str, str]] = [
     (put(f"{PRED}/channel_def", {"0": "a", "1": "b"}), "MODEL_UNSUPPORTED", "background"),
     (put(f"{PRED}/channel_def", {"0": "bg", "1": "%"}), "MODEL_DAMAGED", "neither a letter"),
     (put(f"{IMAGE}/modality", "n/a"), "MODEL_UNSUPPORTED", "n/a"),
+    (put(f"{IMAGE}/modality", ["CT", "MR"]), "MODEL_UNSUPPORTED", "CT, MR"),
     (put(f"{IMAGE}/num_channels", 2), "MODEL_DAMAGED", "1 channels"),
     (put("network_data_format/inputs/second", {"num_channels": 1}), "MODEL_UNSUPPORTED", "2 inp"),
     (put("scanloom/colour", 1), "MODEL_DAMAGED", "scanloom.colour: is unknown"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from scanloom.convert.files import find_file
+from scanloom.convert.monai.bundle import read_arrays
 from scanloom.convert.monai.config import MAX_CHARS, MAX_LENGTH, Component, Config, Name
 from scanloom.core import ScanError
 
@@ -41,7 +45,9 @@ VALUES = [key for key in ENTRIES if key not in ("root", "high")]
 
 
 def config(entries: dict[str, Any]) -> Config:
-    return Config(entries, lambda target: ("transform", target))
+    folder = Path("/nowhere")
+    finders = partial(read_arrays, folder), partial(find_file, folder)
+    return Config(entries, lambda target: ("transform", target), *finders)
 
 
 def code(expression: Any, **entries: Any) -> str:
@@ -134,7 +140,8 @@ UNSAFE = [
     "${i: 1 for i in @sizes}",
     "$f'{@n}'",
     "$(y := 1)",
-    "$torch.load('x.pt')",
+    "$torch.load('/x.pt')",
+    "$os.path.exists('../x.pt')",
     "$torch.hub.load('a', 'b')",
     "$setattr(torch, 'x', 1)",
     "$len(open('x'))",

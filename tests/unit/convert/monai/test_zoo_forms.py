@@ -14,6 +14,7 @@ from scanloom.cards.card import ANY_MODALITY, Argmax, Crop, NetworkGrid, Paint, 
 from scanloom.convert.monai import allow_list
 from scanloom.convert.monai.allow_list import KnownClass
 from scanloom.convert.monai.bundle import read_bundle
+from scanloom.convert.monai.metadata import modality_of
 from scanloom.core import Flag, ScanError
 from support.bundles import spleen_config, spleen_metadata, transform, write_bundle
 
@@ -50,6 +51,19 @@ def test_model_without_modality_takes_any(modality: str, tmp_path: Path) -> None
     card = read_bundle(write_bundle(tmp_path / "template", metadata=metadata))
 
     assert [c.modality for c in card.channels] == [ANY_MODALITY]
+
+
+def test_words_of_a_channel_state_its_modality() -> None:
+    stated = {
+        "MRI (T1)": "MR",
+        "T2-FLAIR": "MR",
+        "SUV": "PT",
+        "cbct": "CT",
+        "PET/CT": None,
+        "": None,
+    }
+
+    assert {text: modality_of(text) for text in stated} == stated
 
 
 def test_plane_by_plane(tmp_path: Path) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from scanloom.cards.card import Argmax, Clip, KeepLargest, ModelCard, Normalize, Paint
 from scanloom.convert.readers import read_model
 from scanloom.convert.store import is_model
+from scanloom.convert.weights import NNUNET_KEY, convert_weights
 from scanloom.core import ScanError
+from scanloom.inference.network.loading import load_network, read_weights
 from support.nnunet_folders import (
     ARCHITECTURE,
     CONFIGURATION,
@@ -58,6 +63,35 @@ def test_the_folder_of_a_dataset_stands_for_its_only_model(tmp_path: Path) -> No
 
     assert is_model(folder.parent)
     assert read_model(folder.parent) == read_model(folder)
+
+
+def test_a_folder_stands_for_its_only_dataset(tmp_path: Path) -> None:
+    """As other programs ship theirs; with options, too."""
+    folder = write_model(tmp_path / "Dataset042_Organs", folds=("0", "1"))
+
+    assert read_model(tmp_path) == read_model(folder)
+    assert read_model(tmp_path, {"folds": "1"}).weights.file.parent.name == "fold_1"
+    write_model(tmp_path / "Dataset043_Vessels")
+    assert not is_model(tmp_path)
+
+
+def test_texts_that_nnunet_never_reads_may_be_numbers_or_missing(tmp_path: Path) -> None:
+    texts = {"release": 1.0, "licence": None, "reference": ["A", "B"]}
+
+    card = read(tmp_path, PLANS, {**DATASET, **texts})
+
+    assert (card.version, card.license, card.attribution) == ("1.0", "unknown", "A, B")
+
+
+def test_a_tensor_of_several_names_is_stored_once(tmp_path: Path) -> None:
+    card = read(tmp_path)
+    stored = convert_weights(card.weights, tmp_path)
+
+    network = load_network(replace(card, weights=stored), torch.float32).network
+
+    state = torch.load(card.weights.file, weights_only=False)[NNUNET_KEY]
+    assert len(read_weights(stored)) == len(list(network.parameters())) < len(state) / 2
+    assert all(torch.equal(values, state[name]) for name, values in network.state_dict().items())
 
 
 def test_all_folds_are_used_or_that_of_all_data(tmp_path: Path) -> None:
@@ -133,6 +167,8 @@ def test_z_scores_are_of_the_scan_or_of_its_foreground(tmp_path: Path) -> None:
     dataset = {**DATASET, "channel_names": {"0": "T1w", "1": "FLAIR"}}
     schemes = ["ZScoreNormalization", "ZScoreNormalization"]
     changed = plans(normalization_schemes=schemes, use_mask_for_norm=[True, False])
+    # of scans without foreground
+    changed["foreground_intensity_properties_per_channel"]["0"]["mean"] = math.nan
 
     card = read(tmp_path, changed, dataset)
 

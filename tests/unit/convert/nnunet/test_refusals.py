@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from scanloom.convert.conversion import load_card
-from scanloom.convert.nnunet import WEIGHTS_KEY
 from scanloom.convert.readers import read_model
+from scanloom.convert.weights import NNUNET_KEY
 from scanloom.core import Flag, ScanError
 from scanloom.inference.network.loading import load_network
 from support import model_cards
@@ -67,11 +67,11 @@ def test_a_call_in_the_weights_of_another_fold_is_refused(tmp_path: Path) -> Non
     folder = write_model(tmp_path, folds=("0", "1"))
     file = folder / "fold_1" / "checkpoint_final.pth"
     content = torch.load(file, weights_only=False)
-    torch.save({**content, WEIGHTS_KEY: {"x": Touch(tmp_path / "planted")}}, file)
+    torch.save({**content, NNUNET_KEY: {"x": Touch(tmp_path / "planted")}}, file)
 
     assert refused(folder).startswith("MODEL_UNSAFE")
     with pytest.raises(ScanError, match="MODEL_UNSAFE"):
-        model_cards.converted(file, WEIGHTS_KEY)
+        model_cards.converted(file, NNUNET_KEY)
     assert not (tmp_path / "planted").exists()
 
 
@@ -153,6 +153,10 @@ CASES = {
     "norm": (architecture(norm_op="torch.nn.GroupNorm"), "torch.nn.GroupNorm"),
     "stages": (architecture(n_stages=1000), "n_stages"),
     "features": (architecture(features_per_stage=[4]), "stages"),
+    "no intensities": (
+        {**PLANS, "foreground_intensity_properties_per_channel": {}},
+        "foreground intensities of channel 0: is invalid",
+    ),
     "channels": (plans(normalization_schemes=["NoNormalization"] * 2), "2 channels"),
     "spacing": (plans(spacing=[0.0, 1.0, 1.0]), "spacing"),
     "transpose": ({**PLANS, "transpose_forward": [0, 0, 1]}, "transposition"),
@@ -214,7 +218,15 @@ def test_a_fold_without_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path, folds=("0", "1"))
     (folder / "fold_1" / "checkpoint_final.pth").unlink()
 
-    assert "fold_1" in refused(folder)
+    assert "fold_1 has no checkpoint_final.pth; FOLDER:folds=0+1" in refused(folder)
+
+
+@pytest.mark.parametrize("labels", [{"background": 0, "a": 1}, {**DATASET["labels"], "b": 3}])
+def test_a_checkpoint_of_other_classes_is_refused(labels: dict[str, int], tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    (folder / "dataset.json").write_text(json.dumps({**DATASET, "labels": labels}))
+
+    assert "that of the checkpoint has 3" in refused(folder)
 
 
 def test_a_checkpoint_outside_the_folder_is_refused(tmp_path: Path) -> None:
@@ -238,7 +250,7 @@ def test_weights_that_are_nan_are_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     file = folder / "fold_0" / "checkpoint_final.pth"
     content = torch.load(file, weights_only=False)
-    next(iter(content[WEIGHTS_KEY].values())).fill_(float("nan"))
+    next(iter(content[NNUNET_KEY].values())).fill_(float("nan"))
     torch.save(content, file)
 
     with pytest.raises(ScanError, match="NOT_FINITE"):

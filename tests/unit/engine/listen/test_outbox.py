@@ -19,14 +19,15 @@ from pydicom.uid import generate_uid
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen import delivery
-from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered
-from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder, outbox_state
+from scanloom.engine.listen import outbox as outbox_module
+from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered, deliver
+from scanloom.engine.listen.outbox import Line, Outbox, Trouble, open_outbox, outbox_folder
 from scanloom.engine.listen.site import Target
 from scanloom.engine.listen.spool import Spool, last_arrival
 from scanloom.engine.listen.studies import Queue, StudyState, survey
 from scanloom.engine.results import verify
 from scanloom.io.network.commitment import Report
-from support.targets import sign, target_keys, write_case
+from support.targets import sign, site_of, target_keys, write_case
 
 pytest.importorskip("pynetdicom")
 from scanloom.io.network.peer import NotOfferedError
@@ -68,6 +69,19 @@ def test_only_the_owner_can_read_it(outbox: Outbox, case: Path) -> None:
     outbox.add(case, "pacs")
     paths = [outbox.folder, *outbox.folder.rglob("*")]
     assert {path.stat().st_mode & 0o077 for path in paths} == {0}
+
+
+def test_what_a_read_only_disk_holds_can_be_told(
+    outbox: Outbox, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    outbox.add(case, "pacs")
+    monkeypatch.setattr(Path, "chmod", refuse)
+    found = open_outbox(outbox.out)
+    assert found is not None
+    assert found.state().counts == {"pacs": {"waiting": 3}}
 
 
 def test_other_bytes_are_other_lines(outbox: Outbox, case: Path) -> None:
@@ -276,12 +290,39 @@ def test_the_state_counts_lines_and_names_troubles(outbox: Outbox, case: Path) -
     outbox.update(replace(other, state="delivered", proof="found"))
     outbox.set_trouble("pacs", Trouble("it can't be reached", 2, 1.0, 2.0, 3.0))
 
-    state = outbox_state(outbox.out)
+    state = outbox.state()
 
-    assert state is not None
     assert state.counts == {"pacs": {"found": 1, "waiting": 1, "failed": 1}}
     assert state.troubles == {"pacs": Trouble("it can't be reached", 2, 1.0, 2.0, 3.0)}
-    assert outbox_state(outbox.out / "nothing") is None
+    assert open_outbox(outbox.out / "nothing") is None
+
+
+def test_what_was_delivered_is_read_once(
+    outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that is written each few seconds read 20,000 lines each time."""
+    read = list[Path]()
+    real = outbox_module._read_line
+
+    def read_line(path: Path) -> Line | None:
+        read.extend([path] if path.exists() else [])
+        return real(path)
+
+    monkeypatch.setattr(outbox_module, "_read_line", read_line)
+    for name in ("caseone", "casetwo"):
+        deliver_all(outbox, outbox.add(write_case(tmp_path / "out", name), "pacs"), time.time())
+    for folder in (outbox.folder / "delivered").glob("??/*"):
+        os.utime(folder, (1000, 1000))
+    assert outbox.state().counts == {"pacs": {"committed": 6}}
+    read.clear()
+    assert outbox.state().counts == {"pacs": {"committed": 6}}
+    assert not read
+
+    line, *others = outbox.add(write_case(tmp_path / "out", "casethree"), "pacs")
+    deliver_all(outbox, [line], time.time())
+    read.clear()
+    assert outbox.state().counts == {"pacs": {"committed": 7, "waiting": len(others)}}
+    assert [path.stem for path in read if "delivered" in path.parts] == [line.id]
 
 
 # --- reports -------------------------------------------------------------------------------------
@@ -293,16 +334,15 @@ def test_a_replaced_line_that_was_given_up_is_no_failure(outbox: Outbox, case: P
     other = outbox.add(case, "other")[0]
     for line in older:
         outbox.update(replace(line, state="failed", reason="the result was changed"))
-    assert outbox_state(outbox.out).failed == outbox.failed_lines()  # type: ignore[union-attr]
+    assert outbox.state().failed == outbox.failed_lines()
     shutil.rmtree(case)
     write_case(outbox.out, "caseone", study=older[0].study, size=6000)
     newer = outbox.add(case, "pacs")
     outbox.update(replace(newer[0], state="failed", reason="refused"))
     outbox.update(replace(other, state="failed", reason="refused"))  # nothing replaces it
 
-    state = outbox_state(outbox.out)
+    state = outbox.state()
 
-    assert state is not None
     assert state.counts["pacs"] == {"waiting": 2, "failed": 1, "replaced": 3}
     assert {line.id for line in state.failed} == {newer[0].id, other.id}
 
@@ -325,14 +365,23 @@ def test_only_reports_of_known_requests_are_noted(outbox: Outbox, case: Path) ->
     assert report == Report(known, kept, {lines[1].instance: 0x0112})
 
 
-def test_requests_are_forgotten_once_their_lines_have_ended(outbox: Outbox, case: Path) -> None:
+def test_requests_are_forgotten_once_their_lines_have_ended(
+    outbox: Outbox, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = outbox.add(case, "pacs")
     transaction = str(generate_uid())
     outbox.ask(transaction, "pacs", lines[:1])
     outbox.tidy()
     assert outbox.note(Report(transaction, (), {}), ["pacs"])
-    outbox.update(replace(lines[0], state="delivered", proof="committed"))
-    outbox.tidy()
+    monkeypatch.setattr(delivery, "TIDY_S", 0.0)
+    looks = [True, False, False]
+
+    def is_done() -> bool:  # it delivers for months
+        if len(looks) == 2:
+            outbox.update(replace(lines[0], state="delivered", proof="committed"))
+        return looks.pop()
+
+    deliver(site_of(outbox.out, []), outbox, threading.Event(), is_done)
     assert not outbox.note(Report(transaction, (), {}), ["pacs"])
     assert not list(outbox.reports())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import Arrival, Spool
 from scanloom.engine.listen.studies import Queue, StudyState
 from scanloom.io.identity import study_id
+from support.commands import scanloom
 from support.targets import site_of, target_keys, write_case
 
 KEY = b"k" * 32
@@ -23,7 +25,7 @@ DONE, FAILED, WAITS = "1.2.3.4.5001", "1.2.3.4.5002", "1.2.3.4.5003"
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return site_of(tmp_path, [target_keys(104)], metrics="scanloom.prom", reserve=1)
+    return site_of(tmp_path, [target_keys(104)], metrics="scanloom.prom", reserve="1 MB")
 
 
 @pytest.fixture
@@ -91,6 +93,8 @@ def test_a_page_of_nothing(site: Site, tmp_path: Path) -> None:
 def test_a_process_that_does_nothing_is_named(page: ListenPage, tmp_path: Path) -> None:
     page.write({"receiver": "no sign of life", "worker": "", "delivery": "ended (DISK_FULL)"})
 
+    told = scanloom("status", tmp_path / "out")
+    assert "Listen: the receiver: no sign of life; the delivery: ended (DISK_FULL)." in told.out
     html = (tmp_path / "out" / "listen" / "index.html").read_text()
     assert "The receiver: no sign of life." in html
     assert "The delivery: ended (DISK_FULL)." in html
@@ -108,3 +112,8 @@ def test_the_last_page_says_that_nothing_is_received(page: ListenPage, tmp_path:
 
     html = (tmp_path / "out" / "listen" / "index.html").read_text()
     assert "<code>listen</code> ended at" in html
+    assert "Listen: ended 0:00:0" in scanloom("status", tmp_path / "out").out
+    status = tmp_path / "out" / "listen" / "status.json"
+    killed = json.loads(status.read_text()) | {"has_ended": False, "written": 1000.0}
+    status.write_text(json.dumps(killed))
+    assert "it was killed, or hangs" in scanloom("status", tmp_path / "out").out

@@ -8,6 +8,7 @@ import os
 import select
 import selectors
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,14 @@ from typing import Any
 
 import pytest
 
+from scanloom.core import Reason, ScanError
 from scanloom.engine.listen import parts
+from scanloom.engine.listen.listen import listen
 from scanloom.engine.listen.parts import SILENT_S, ListenPart
-from scanloom.engine.listen.receive import _trouble
+from scanloom.engine.listen.receive import _expiry, _trouble
+from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import Spool
+from support.https_server import write_certificate
 
 SETUP: Any = None
 
@@ -75,9 +80,30 @@ def test_what_keeps_a_process_from_its_work_is_told(part: ListenPart, tmp_path: 
     with Spool(tmp_path / "spool", reserve=1 << 60) as full:
         hear(part, alive=_trouble(full))
     assert part.state == "refuses all objects, since the disk has no room"
+    certificate, key = write_certificate(tmp_path)  # for a day
+    tls = {"certificate": str(certificate), "key": str(key), "clients": str(certificate)}
+    expires = _expiry(Site.model_validate({"peers": [{"title": "PACS"}], "tls": tls}))
+    assert expires == pytest.approx(time.time() + 24 * 3600, abs=600)
     with Spool(tmp_path / "spool") as spool:
-        hear(part, alive=_trouble(spool))
+        hear(part, alive=_trouble(spool, expires - 2 * 24 * 3600))
+        assert part.state.startswith("its certificate has expired")
+        hear(part, alive=_trouble(spool, expires))
     assert part.state == ""
+
+
+def test_a_receiver_with_metrics_has_the_process_that_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were never written without rules and targets; alone, it would miss its certificate."""
+
+    def start(*_: object, **__: object) -> None:
+        raise ScanError(Reason.DISK_FULL, "no room to start anything")
+
+    monkeypatch.setattr(parts, "start_part", start)
+    tls = dict.fromkeys(("certificate", "key", "clients"), "missing.pem")
+    page = {"peers": [{"title": "PACS"}], "tls": tls, "metrics": "scanloom.prom"}
+    with pytest.raises(ScanError, match="DISK_FULL"):
+        listen(Site.model_validate(page), tmp_path / "out", pytest.fail)
 
 
 def test_one_that_loads_its_networks_is_not_silent(

@@ -60,6 +60,7 @@ def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) 
         ("peers: [{title: A}]\naddress: pacs\n", "line 2: address: expected an address such as"),
         ("peers: [{title: A}, {title: A}]\n", "a title once among the peers"),
         ("peers: [{title: A}]\naddress: 0.0.0.0\n", "`addresses` for each peer, or `tls`"),
+        ("peers: [{title: A}]\nreserve: 20\n", "line 2: reserve: expected at least 1 MB, and a"),
         ("peers: [{title: A}]\nchanged: last\n", "line 2: changed: expected one of newest, first"),
         ("peers: [{title: A}]\nlimits: {idle: 0}\n", "line 2: limits.idle: expected greater than"),
         ("- a\n", "a site is a mapping"),
@@ -71,6 +72,10 @@ def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) 
         (TARGETS + "- {name: a, title: A, address: b, port: 1}\n", "expected an address such as"),
         (TARGETS + "- {name: a, url: 'http://u:p@x/'}\n", "line 3: targets.url: expected address"),
         (TARGETS + "- {name: a, url: 'http://x', port: 1}\n", "`port` and `tls`, or `url`"),
+        (
+            TARGETS + "- {name: a, url: 'http://x/rs/studies/'}\n",
+            "`url` without /studies at its end",
+        ),
         (TARGETS + "- {name: a, url: 'http://x', commitment: yes}\n", "DICOMweb has none"),
         (TARGETS + "- {name: a, url: 'http://x', credentials: {}}\n", "`file` or `variable`"),
         (TARGETS + "- {name: a, url: 'http://x'}\n" * 2, "a name once among the targets"),

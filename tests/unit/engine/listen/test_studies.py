@@ -167,7 +167,7 @@ def test_a_damaged_state_costs_time_only(text: str, tmp_path: Path) -> None:
     (spool / "queue" / f"{STUDY}.json").write_text(text)
 
     assert Queue(spool).read(STUDY) is None
-    assert not list(Queue(spool).states())
+    assert not Queue(spool).states()
     assert WaitingStudies(spool, Queue(spool), "").by_study
 
 

@@ -22,11 +22,17 @@ GPUS = ("GPU-aa11", "GPU-bb22")
 
 @pytest.fixture
 def counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Return the counters (mJ) of two GPUs, beside a processor package with a counter (uJ)."""
+    """Return the counters (mJ) of two GPUs, beside those of a processor (uJ).
+
+    As Linux lists them: the package, its cores and memory, and the whole machine.
+    """
     counted = dict.fromkeys(GPUS, 1000)
-    package = tmp_path / "intel-rapl:0"
-    package.mkdir()
-    (package / "energy_uj").write_text("0")
+    zones = {"0": "package-0", "0:0": "core", "0:1": "dram", "1": "psys"}
+    for number, name in zones.items():
+        zone = tmp_path / f"intel-rapl:{number}"
+        zone.mkdir()
+        (zone / "name").write_text(f"{name}\n")
+        (zone / "energy_uj").write_text("0")
     monkeypatch.setattr(devices, "RAPL_FOLDER", tmp_path)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
@@ -43,7 +49,8 @@ def counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def spend(tmp_path: Path, counters: dict[str, int]) -> None:
     """Count 2 J of the processor, 3 J of the first GPU, 50 J of the second."""
-    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("2000000")
+    for zone in tmp_path.glob("intel-rapl:*"):
+        (zone / "energy_uj").write_text("2000000")
     counters[GPUS[0]] += 3000
     counters[GPUS[1]] += 50000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.engine.monitor import StatusWriter
 from scanloom.engine.prepare import Request
 from scanloom.engine.results.run_cases import RunCases
+from scanloom.engine.run import RunOptions, RunSteps
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import make_workflow
 from scanloom.engine.workflow.selection import Inputs, Scope
@@ -71,11 +74,17 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     cases.compare()
 
     assert [c.id for c in cases.pending] == [n for n in NAMES if n not in ("case3", "case5")]
-    assert [(r.id, r.reason) for r in cases.records] == [
-        ("case3", Reason.DAMAGED),
-        ("case5", Reason.RESULT_DAMAGED),
-    ]
-    assert [r.id for r in cases.blocked] == ["case5"]
+    lacking = [("case3", Reason.DAMAGED), ("case5", Reason.RESULT_DAMAGED)]
+    assert [(r.id, r.reason) for r in cases.without_result] == lacking
+
+    folder = tmp_path / "runs" / "again"
+    folder.mkdir(parents=True)
+    status_writer = StatusWriter("again", folder, period=10.0)
+    RunSteps(REQUEST, RunOptions(tmp_path), bytes(32), "again", status_writer).enter(cases)
+    now = status_writer.now()
+    status_writer.close("done")
+    assert (now.cases, now.before, now.work, now.failed) == (len(NAMES), 0, len(NAMES) - 2, 2)
+    assert now.reasons == {"DAMAGED": 1, "RESULT_DAMAGED": 1}
 
 
 def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
@@ -171,11 +180,16 @@ def test_equal_ids_are_one_case_and_different_content_is_told(tmp_path: Path) ->
         for name, path in (("x", "a"), ("y", "b"), ("z", "d"), ("x", "c"), ("z", "e")):
             series = Series("nifti", (tmp_path / path,))
             yield inputs(name)[:1], Case(name, series, Outputs(), "", "recipe")
+        for path, phase in itertools.product("de", (0, 1)):  # of a file with several volumes
+            series = Series("nifti", (tmp_path / path,))
+            yield inputs("w")[:1], Case(f"w{phase}", series, Outputs(), "", "recipe", phase=phase)
 
-    cases = CasesOf(made, tmp_path, series=[inputs(name)[0] for name in "xyzxz"])
+    cases = CasesOf(made, tmp_path, series=[inputs(name)[0] for name in "xyzxzww"])
     cases.compare()
 
-    assert [(entry.id, entry.reason) for entry in cases.left_out] == [("z", Reason.ID_TAKEN)] * 2
+    assert [(entry.id, entry.reason) for entry in cases.left_out] == [
+        (name, Reason.ID_TAKEN) for name in "zzww"
+    ]
     assert [(c.id, bool(c.source_hash)) for c in cases.pending] == [("x", True), ("y", False)]
     assert [c.series.files[0].name for c in cases.copies] == ["c"]
-    assert (cases.selected, cases.total) == (3, 3)
+    assert (cases.selected, cases.total) == (5, 5)

@@ -57,13 +57,13 @@ def write_from_folders(out: Path, folder: Path) -> set[str]:
     """Write the tables from all folders, by the function that writes rows alone."""
     damaged, columns = set[str](), dict[str, None]()
     outdated = tables.outdated_cases(out)
-    per_case = iter_cases(out, lambda each: tables.measurement_rows(each, outdated), damaged)
+    per_case = iter_cases(out, lambda *case: tables.measurement_rows(*case[:2], outdated), damaged)
     rows = [row for each in per_case for row in each]
     tables.write_table(folder / "measurements", tables.MEASUREMENT_COLUMNS, rows)
-    for names in iter_cases(out, tables.feature_columns, damaged):
+    for names in iter_cases(out, lambda *case: tables.feature_columns(case[0]), damaged):
         columns |= dict.fromkeys(names)
     if columns:
-        per_case = iter_cases(out, lambda each: tables.feature_rows(each, outdated), damaged)
+        per_case = iter_cases(out, lambda *case: tables.feature_rows(*case[:2], outdated), damaged)
         rows = [row for each in per_case for row in each]
         tables.write_table(folder / "radiomics", ("case", *columns, "recipe"), rows)
     return damaged
@@ -203,10 +203,15 @@ def test_a_case_that_is_damaged_from_the_start_changes_nothing(written: Tables) 
     assert written.write() == (True, ["g"])
 
 
-def test_damaged_features_are_read_each_time(written: Tables) -> None:
+@pytest.mark.parametrize("harm", ["damage", "link"])
+def test_damaged_features_are_read_each_time(harm: str, written: Tables, tmp_path: Path) -> None:
     folder = publish(written.out, "g", 2, ("f1", "f2"))
     timing = json.loads((folder / "timing.json").read_text())
-    (folder / "radiomics.csv").write_text('"')
+    if harm == "damage":
+        (folder / "radiomics.csv").write_text('"')
+    else:  # what the file elsewhere holds would come into the table
+        (folder / "radiomics.csv").rename(tmp_path / "patients.csv")
+        (folder / "radiomics.csv").symlink_to(tmp_path / "patients.csv")
     del timing["files"]["radiomics.csv"]  # so that the stamps are no hint
     (folder / "timing.json").write_text(json.dumps(timing))
     assert written.write() == (True, ["g"])

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from scanloom.core import Case, Outputs, ReadOptions, Reason, Series
+from scanloom.core.process import SHARED_DEVICES
 from scanloom.engine.prepare import OutputTarget, placement_of, prepare
 from scanloom.engine.worker.memory_admission import memory_gate
 from scanloom.engine.worker.messages import ChildSetup
@@ -106,6 +107,17 @@ def test_a_case_that_would_not_fit_alone_is_refused_by_its_header(
     assert re.search(r"needs .* GiB in the step .*, limit 1 GiB", prepared.refusal.detail)
     assert prepared.is_too_large
     assert need(models, only_header(tmp_path, 1000), None) > GIB
+
+
+def test_the_workers_of_a_machine_share_its_memory(
+    models: Sequence[em.Threshold], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a host of a cluster, which tells them how many they are."""
+    cards = [model.card for model in models]
+    alone = memory_gate(models, None, 3)._capacity + base_bytes(cards)
+    monkeypatch.setenv(SHARED_DEVICES, "cpu:4 gpu:1")
+
+    assert memory_gate(models, None, 3)._capacity + base_bytes(cards) == pytest.approx(alone / 4)
 
 
 @pytest.mark.thorough

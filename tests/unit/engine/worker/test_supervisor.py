@@ -26,7 +26,7 @@ from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_CHILD_STARTS, STORAGE_PAUSES_S
 from scanloom.engine.worker import supervisor
 from scanloom.engine.worker.memory_admission import AdmissionGate
-from scanloom.engine.worker.messages import ChildSetup
+from scanloom.engine.worker.messages import QUEUED, ChildSetup
 from scanloom.engine.worker.supervisor import (
     CaseOutcome,
     ChildDiedError,
@@ -197,6 +197,24 @@ def test_waiting_time_does_not_count_towards_the_time_limit(tmp_path: Path, weig
 
     assert reasons(outcomes) == [None] * 3
     assert [len(o.tries) for o in outcomes] == [1, 1, 1]
+
+
+def test_the_time_of_a_step_counts_once_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a thread that compares it with the limit at that moment, too."""
+    case, now, seen = supervisor._RunningCase(), [0.0], list[float]()
+
+    def look_at_the_clock() -> float:
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        seen.append(case.worked)
+        monkeypatch.setattr(time, "monotonic", look_at_the_clock)
+        return now[0]
+
+    monkeypatch.setattr(time, "monotonic", look_at_the_clock)
+    for moment, step in ((0.0, "load"), (100.0, "network"), (120.0, QUEUED), (150.0, "write")):
+        now[0] = moment
+        case.begin(step)
+
+    assert max(seen) == case.worked == 120.0
 
 
 @pytest.mark.slow

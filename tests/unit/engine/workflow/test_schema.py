@@ -71,6 +71,7 @@ def test_a_workflow_is_frozen() -> None:
     ("text", "message"),
     [
         ("model: x\nname: a\n", "line 1: model is not a key here; did you mean models?"),
+        (SMALL + "models[0]: b\n", "line 3: models[0] is not a key here; did you mean models?"),
         ("name: a\n", "line 1: models is missing"),
         (SMALL + "select:\n  modality: ct\n", "line 4: select.modality: did you mean CT?"),
         (SMALL + "select: {modalty: CT}\n", "select.modalty is not a key here; did you mean modal"),

@@ -140,6 +140,35 @@ def test_a_killed_writer_leaves_nothing_half(tmp_path: Path) -> None:
     assert names() == {KEY, f"{KEY}.lock"}
 
 
+def test_what_another_machine_writes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a cache folder that several machines share, where no process here has its number."""
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
+
+    def write_slowly(folder: Path) -> None:
+        with cached_export(export_key({"network": "b"}), write):
+            assert folder.exists()
+        write(folder)
+
+    with cached_export(KEY, write_slowly) as (folder, cached):
+        assert not cached
+        assert (folder / "graph").read_text() == "whole"
+
+
+def test_the_first_export_stays_where_locks_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may read it: some file systems of clusters have no locks to wait for."""
+    monkeypatch.setattr(cache, "lock_file", lambda *_: False)
+    first: list[int] = []
+
+    def write_second(folder: Path) -> None:
+        with cached_export(KEY, write) as (published, _):
+            first.append(published.stat().st_ino)
+        write(folder)
+
+    with cached_export(KEY, write_second) as (folder, _):
+        assert [folder.stat().st_ino] == first
+    assert names() == {KEY, f"{KEY}.lock"}
+
+
 @pytest.mark.thorough
 def test_processes_wait_for_the_first(tmp_path: Path) -> None:
     log = tmp_path / "log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,17 @@ def test_a_network_that_cannot_be_traced_is_refused() -> None:
         OpenVino().prepare(untraceable)
 
 
+@pytest.mark.parametrize("engine", [OpenVino(), TorchCompile()])
+def test_a_lack_of_memory_is_no_fault_of_an_engine(engine: OpenVino | TorchCompile) -> None:
+    """It would be remembered as one: the engine would not be asked again."""
+
+    def fail() -> nn.Module:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        engine.prepare(replace(request("UNet"), build=fail))
+
+
 needs_onnxruntime = pytest.mark.skipif(
     OnnxRuntime().version() is None, reason="ONNX Runtime is not installed"
 )
@@ -189,8 +201,11 @@ def test_onnxruntime_is_exact(name: str) -> None:
 
 @needs_onnxruntime
 def test_onnxruntime_runs_a_last_batch_of_fewer_windows() -> None:
+    """It does not keep the request, which may have torch's weights."""
     unet = replace(request("UNet"), shape=(3, 1, 32, 32, 32))
-    run, image = OnnxRuntime().prepare(unet), windows(unet)
+    run, image, kept = OnnxRuntime().prepare(unet), windows(unet), weakref.ref(unet)
+    del unet
+    assert kept() is None
     assert run(image[:2]).shape == (2, 4, 32, 32, 32)
     torch.testing.assert_close(run(image[:2]), run(image)[:2])
 

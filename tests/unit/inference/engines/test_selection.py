@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.card import ModelCard, Window
+from scanloom.cards.card import ModelCard, Threshold, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.engines import cache, selection
 from scanloom.inference.engines.cache import EngineTrial, all_trials, exports_folder
@@ -22,7 +25,7 @@ from scanloom.inference.engines.protocol import (
     NetworkRequest,
     Run,
 )
-from scanloom.inference.engines.selection import ENGINES
+from scanloom.inference.engines.selection import ENGINES, compare_labels
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.options import Engine
 from support import model_cards
@@ -49,7 +52,7 @@ class FakeEngine:
 
     def prepare(self, request: NetworkRequest) -> Run:
         self.prepared += 1
-        network = request.build()
+        network = copy.deepcopy(request.build())
         known: dict[bytes, torch.Tensor] = {}
 
         def run(windows: torch.Tensor) -> torch.Tensor:
@@ -129,8 +132,11 @@ def test_torch_keeps_no_weights_of_what_an_engine_runs(card, engine) -> None:
     engine()
     model, reference = predictor(card), predictor(card, "torch")
     labels = reference.predict(scan()).layers[0].labels
+    loaded = weakref.ref(model.networks.load(torch.float32).network)
     for _ in range(2):
         assert np.array_equal(model.predict(scan()).layers[0].labels, labels)
+        gc.collect()  # MONAI's constructor leaves a cycle
+        assert loaded() is None
         described = model.networks.describe(torch.float32)
         assert list(described.network.parameters()) == []
     assert list(model.networks.load(torch.float32).network.parameters()) != []
@@ -212,6 +218,19 @@ def test_another_version_is_measured_again(card, engine) -> None:
     assert len(all_trials()) == 2
 
 
+def test_another_decision_is_measured_again(card, engine) -> None:
+    """Of a threshold that no score reaches, all labels are equal, whatever the scores are."""
+    engine(lambda scores: scores.flip(1))
+    nothing = predictor(replace(card, decision=Threshold(1e9), restore="labels"))
+    nothing.predict(scan())
+    assert nothing.engine.name == "openvino"
+
+    same_network = predictor(card)
+    same_network.predict(scan())
+    assert same_network.engine.name == "torch"
+    assert "labels differ" in same_network.engine.measured
+
+
 def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
     engine()
     predictor(card).predict(scan())
@@ -219,6 +238,14 @@ def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
     path.write_text(path.read_text()[:-5])
     predictor(card).predict(scan())
     assert len(all_trials()) == 1
+
+
+def test_voxels_are_equal_if_all_their_labels_are() -> None:
+    """Many label maps, most of them empty, would hide a structure that is lost."""
+    lost = torch.zeros((4, 10, 10, 10), dtype=torch.uint8)
+    found = lost.clone()
+    found[2, 0] = 3
+    assert compare_labels([found], [lost], voxel_ml=1.0) == (0.9, 0.0)
 
 
 MEASURED = EngineTrial(

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Clip, ModelCard, NetworkGrid, ScaleRange, Truncate
+from scanloom.cards.card import Clip, ModelCard, NetworkGrid, ScaleRange, Stage, Truncate
 from scanloom.core import StepTimer, Volume
+from scanloom.inference.combined import make_predictor
 from scanloom.inference.memory import MemoryLimits
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling import image as image_module
@@ -99,6 +100,23 @@ def test_a_model_of_several_shares_nothing(models: list[ModelCard]) -> None:
     assert sharing_key(composite) is None
     shared = SharedScan([(composite, "cpu"), (composite, "cpu")])
     assert not shared.is_shared(composite, "cpu")
+
+
+def test_a_model_that_crops_by_itself_sees_its_crop(models: list[ModelCard]) -> None:
+    """Not the whole scan that is kept for others of the same network grid."""
+    array = np.full_like(scan().array, -1000)
+    array[12:24, 12:24, 10:20] = scan().array[12:24, 12:24, 10:20]
+    volume, rough = replace(scan(), array=array), models[1]
+    stage = Stage(rough, "crop", (rough.structures[0].label,))
+    cropping = make_predictor(replace(models[2], stage=stage), device="cpu")
+    expected = cropping.predict(volume).layers[0].labels
+    assert 0 < expected.any(axis=(1, 2)).sum() < len(expected)
+    shared = SharedScan((card, "cpu") for card in models[:2])
+    predict(TorchPredictor(rough, device="cpu"), volume, shared)
+
+    labels = cropping.predict(volume, shared=shared).layers[0].labels
+
+    np.testing.assert_array_equal(labels, expected)
 
 
 def test_nothing_is_kept_where_memory_is_scarce(

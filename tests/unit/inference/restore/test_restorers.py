@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -133,6 +134,19 @@ def test_the_first_of_equal_scores_wins() -> None:
     (labels,) = restored(scores, plan, Argmax())
 
     assert (labels == 1).all()
+
+
+def test_label_maps_leave_memory_with_their_restorer() -> None:
+    """At once: in a cycle of references they would stay until Python searches for such."""
+    plan = plan_grid(model_cards.grid((5, 6, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
+    restorer = ScoreRestorer(plan, Argmax(), 2)
+    for block in planes(scores_of(plan, 2, 0), plan, 2):
+        restorer.add(block)
+    kept = weakref.ref(restorer)
+
+    del restorer
+
+    assert kept() is None
 
 
 def test_more_classes_than_a_byte_holds() -> None:

@@ -55,6 +55,8 @@ HALF_DAY = WEIGHT_KG * 1000 / (DOSE_BQ * 0.5 ** (12 * 3600 / F18_S))
         pet({"RadiopharmaceuticalStartDateTime": "20200106091500"}),  # dates shifted differently
         pet({"RadiopharmaceuticalStartDateTime": "20200103091500"}),
         pet({"RadiopharmaceuticalStartDateTime": "2020"}),
+        pet({"RadiopharmaceuticalStartTime": "0915"}),
+        pet({"RadiopharmaceuticalStartDateTime": "202001050915"}),
     ],
 )
 def test_activity_decays_from_injection_to_scan(header: Dataset) -> None:
@@ -88,6 +90,7 @@ def test_images_in_suv(kind: str | None, factor: float | None) -> None:
         pet({"RadionuclideTotalDose": 370.0}),  # MBq
         pet({"RadionuclideHalfLife": 0}),
         pet({"RadiopharmaceuticalStartTime": ""}),
+        pet({"RadiopharmaceuticalStartTime": "09"}),
         pet({"RadiopharmaceuticalStartTime": "101501"}),  # after the scan, by a second
         pet(SeriesTime="103000"),  # reconstructed again
         pet(SeriesDate=None),

@@ -258,15 +258,16 @@ def test_rows_are_sorted_in_few_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     def to_table(rows: list[int]) -> pa.Table:
         return pa.table({"number": pa.array(rows, pa.int64())})
 
-    store = storage.IndexStore(tmp_path / "index.parquet", lambda _: nullcontext())
-    (tmp_path / "index").mkdir()
+    folder = tmp_path / os.fsdecode(b"M\xfcller")  # not UTF-8
+    (folder / "index").mkdir(parents=True)
+    store = storage.IndexStore(folder / "index.parquet", lambda _: nullcontext())
     ordered = storage.SortedOnDisk(
         store, lambda row: row, to_table, lambda batch: batch["number"].to_pylist()
     )
     most = 0
     for number in numbers:
         ordered.add(number)
-        most = max(most, len(list((tmp_path / "index").iterdir())))
+        most = max(most, len(list((folder / "index").iterdir())))
     assert most == storage.MERGED_AT_ONCE - 1
     assert list(ordered.rows()) == sorted(numbers)
-    assert not list((tmp_path / "index").iterdir())
+    assert not list((folder / "index").iterdir())

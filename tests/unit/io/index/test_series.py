@@ -60,7 +60,11 @@ def test_a_file_stands_for_its_series_in_its_folder(tmp_path):
     for path in write_series(tmp_path / "more", noise((10, 11, 4)), words=Words(name="four")):
         path.rename(tmp_path / f"four_{path.name}")
     assert len(find_series(tmp_path)) == 2
-    assert scanloom.load_volume(next(tmp_path.glob("four_*"))).grid.shape == (10, 11, 4)
+    first = next(tmp_path.glob("four_*"))
+    assert scanloom.load_volume(first).grid.shape == (10, 11, 4)
+    (tmp_path / "latest").symlink_to(first)
+    for path in (first, tmp_path / "latest"):  # a slice counts once, as in its folder
+        assert [len(series.files) for series in find_series(path)] == [4]
 
 
 def test_several_series_are_listed_with_what_to_type(tmp_path):

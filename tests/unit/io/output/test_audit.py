@@ -41,6 +41,9 @@ def test_lines_are_read_in_their_order(out: Path) -> None:
     assert events(out) == [f"case{number}" for number in range(5)]
     assert (out / "private" / AUDIT).stat().st_mode & 0o777 == 0o600
     assert list(read_trail(out / "nothing", KEY)) == []
+    folder = os.fsdecode(b"/copies/M\xfcller")  # not UTF-8
+    AuditTrail(out, KEY).append("exported", {"case": "", "to": folder})
+    assert list(read_trail(out, KEY))[-1]["to"] == folder
 
 
 @pytest.mark.parametrize(

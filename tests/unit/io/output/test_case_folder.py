@@ -289,7 +289,7 @@ def test_other_content_of_the_source_replaces_a_result_of_the_same_recipe(tmp_pa
     assert not list((out / ".work").iterdir())
 
 
-@pytest.mark.parametrize("harm", ["cut", "gone", "rewritten"])
+@pytest.mark.parametrize("harm", ["cut", "gone", "rewritten", "no stamp"])
 def test_a_damaged_file_is_seen_before_a_result_is_used_again(tmp_path: Path, harm: str) -> None:
     folder = publish(tmp_path / "out")
     file = folder / "dicom" / "a b.dcm"
@@ -297,6 +297,8 @@ def test_a_damaged_file_is_seen_before_a_result_is_used_again(tmp_path: Path, ha
         file.write_text("")
     elif harm == "gone":
         file.unlink()
+    elif harm == "no stamp":
+        write_document(folder / "timing.json", {"files": {"dicom/a b.dcm": []}})
     else:
         file.write_text("z")  # of the same size
     with pytest.raises(ScanError) as caught:

@@ -49,7 +49,9 @@ def test_the_last_one_stays_until_there_is_a_result(tmp_path: Path) -> None:
         (None, False),
         (Reason.MODALITY, False),  # skipped: nothing went wrong
         (Reason.STALE, False),
+        (Reason.OLDER_VERSION, False),  # of the result that is there
         (Reason.DISK_FULL, False),
+        (Reason.OUTPUT_UNWRITABLE, False),
         (Reason.TRUNCATED, True),
         (Reason.INTERNAL, True),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,7 +54,7 @@ def joined_text(path: Path) -> str:
 
 
 def test_rows_get_their_source_and_keep_the_rest(tmp_path: Path) -> None:
-    rows, unknown = joined(written(tmp_path / "t.csv"))
+    rows, unknown = joined(written(tmp_path / os.fsdecode(b"not UTF-8 \xfc.csv")))
 
     assert unknown == 1
     assert list(rows[0]) == ["case", "label", "mean", "flags", *ADDED]
@@ -262,6 +263,9 @@ def test_spaces_around_ids_do_not_matter(tmp_path: Path) -> None:
         (b'\xef\xbb\xbf"case";"v"\r\n"aaa";"1,5"\r\n', "separated by semicolons"),
         (b"case\tv\naaa\t1\n", "separated by tabs"),
         (b"PK\x03\x04\x14\x00,\x00", "a workbook of a spreadsheet"),
+        (b"case,v,,\naaa,1,,\n", "several columns of the table have no name"),
+        (b"case,v\naaa\n", "not all of its rows have as many cells"),
+        (b"case,v\n" + b"aaa,1\n" * 9999 + b"aaa,M\xfcller\n", "not a CSV in UTF-8"),
     ],
 )
 def test_other_exports_of_a_spreadsheet_are_named(

@@ -58,7 +58,11 @@ def test_an_output_folder_with_cases_goes_on_in_subfolders(tmp_path: Path) -> No
     assert len(published_cases(tmp_path)) == 3
     assert {output_of(folder) for folder in (first, second)} == {tmp_path}
     damaged = set[str]()
-    assert list(iter_cases(tmp_path, lambda p: p.name, damaged)) == ["case4", "case5", "case6"]
+    assert list(iter_cases(tmp_path, lambda *case: case[0].name, damaged)) == [
+        "case4",
+        "case5",
+        "case6",
+    ]
     assert not damaged
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
@@ -19,6 +20,7 @@ from scanloom.io.output.parquet_file import (
     parquet_writer,
     read_errors,
     read_parquet,
+    write_parquet,
 )
 from scanloom.io.output.private import CROSSWALK, PRIVATE
 
@@ -44,6 +46,13 @@ def test_no_flipped_bit_gives_other_rows() -> None:
         except read_errors():
             refused += 1
     assert refused > len(content) / 4
+
+
+def test_a_path_need_not_be_utf_8(tmp_path: Path) -> None:
+    rows, path = patients(3), tmp_path / os.fsdecode(b"M\xfcller.parquet")
+    write_parquet(rows, path)
+    with open_parquet(path) as file:
+        assert file.read().equals(rows)
 
 
 def test_a_lost_group_of_rows_is_an_error() -> None:

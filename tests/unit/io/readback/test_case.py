@@ -18,7 +18,7 @@ from pydicom.uid import ExplicitVRLittleEndian
 from scanloom.core import Flag
 from scanloom.io.output.measurements import write_measurements
 from scanloom.io.scan import Scan
-from scanloom.io.write import dicom_seg, results
+from scanloom.io.write import dicom_seg, nifti
 from support import case_folders as wc
 from support.case_folders import Written, measured
 
@@ -169,9 +169,9 @@ def test_mirrored_companions_are_caught(name: str, axis: int, tmp_path: Path) ->
 def test_mirroring_nifti_writer_is_caught(
     axis: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = results.write_nifti
+    right = nifti.write_nifti
     monkeypatch.setattr(
-        results,
+        nifti,
         "write_nifti",
         lambda array, *rest, **options: right(np.flip(array, axis), *rest, **options),
     )

@@ -125,7 +125,7 @@ def test_two_types_of_one_name_are_refused() -> None:
         {"ScanError": ["not a reason", ""]},
         {"bytes": [0, 1]},
         {"bytes": [-1, 0]},
-        {"reason": "NO_SUCH_REASON"},
+        {"Reason": ["NO_SUCH_REASON"]},
         {"tuple": 1},
         {"array": [0, {}]},
         {"path": "a", "bytes": "b"},

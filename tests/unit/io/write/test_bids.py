@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -79,9 +80,21 @@ def test_label_maps_and_their_tables_agree(out: Path) -> None:
 
 
 @both_layouts
-def test_it_is_written_anew(out: Path) -> None:
+def test_it_is_written_anew_or_stays(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bids(out, "1")
     shutil.rmtree(folder_of(out, id_of(0)))
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if target.name == "bids" and not path.name.endswith("-old"):
+            raise OSError(errno.EIO, "no")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no"):
+        write_bids(out, "1")
+    monkeypatch.undo()
+    assert len(list((out / "bids").glob("sub-*"))) == 2
 
     bids = write_bids(out, "1")
 
@@ -97,6 +110,24 @@ def test_subjects_are_ids_where_folders_have_names_of_sources(out: Path) -> None
     bids = write_bids(out, "1")
 
     assert {p.name for p in bids.glob("sub-*")} == {f"sub-{id_of(n)}" for n in range(2)}
+
+
+def test_files_that_are_no_label_maps_of_the_case_stay_where_they_are(
+    out: Path, tmp_path: Path
+) -> None:
+    """Whoever can write to the output folder may name any file of its reader."""
+    secret = tmp_path / "secret.nii.gz"
+    folder = folder_of(out, id_of(0))
+    (folder / "split").symlink_to(tmp_path)
+    for path in (secret, folder / "preview.png"):
+        path.write_text("secret")
+    for name in (str(secret), "preview.png", f"split/{secret.name}"):
+        document = json.loads((folder / "segments.json").read_text())
+        document["files"][0]["file"] = name
+        (folder / "segments.json").write_text(json.dumps(document))
+        damaged = set[str]()
+        assert len(list(write_bids(out, "1", damaged).glob("sub-*"))) == 1
+        assert damaged == {id_of(0)}
 
 
 def test_without_links_files_are_copied(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

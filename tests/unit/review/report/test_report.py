@@ -126,6 +126,20 @@ def test_what_failed_in_an_earlier_run_stands_there_apart(tmp_path: Path) -> Non
     assert {"class": "id", "data-case": id_of(100), "href": f"#case={id_of(100)}"} in page.all("a")
 
 
+def test_a_doubtful_result_stays_so_if_a_later_attempt_failed(tmp_path: Path) -> None:
+    out = make_out(tmp_path / "out", 9)
+    before = page_of(out).data["cases"][0]
+    add_failure(out, before["id"], Reason.TOO_FEW_SLICES)
+    add_failure(out, id_of(1), Reason.TOO_FEW_SLICES)
+
+    after = page_of(out).data["cases"]
+
+    risks = [(each["id"], each["risk"]) for each in after if each["status"] == "outdated"]
+    assert risks == [(before["id"], before["risk"]), (id_of(1), 1.0)]
+    assert before["risk"] > 1
+    assert all(each["review"] for each in after[:2])
+
+
 def test_failures_without_a_run_have_their_reasons_too(tmp_path: Path) -> None:
     """As of `segment`, which writes no manifest."""
     add_failure(tmp_path, id_of(0), Reason.SLICE_GAP)

@@ -11,8 +11,17 @@ import pytest
 import SimpleITK as sitk
 
 from scanloom.core import Grid, Volume
-from scanloom.review.preview.slicing import View
-from scanloom.review.server.cases import PLANES, OpenedCase, as_image, describe, open_case, slices
+from scanloom.review.preview.content import choose_content
+from scanloom.review.preview.slicing import View, find_body
+from scanloom.review.server.cases import (
+    PLANES,
+    OpenedCase,
+    _windows,
+    as_image,
+    describe,
+    open_case,
+    slices,
+)
 from support.case_folders import ORDERS
 from support.review_cases import affine_of, publish, scan_array
 
@@ -119,3 +128,21 @@ def test_what_is_not_a_number_is_lowest() -> None:
     values = image.array * image.slope + image.intercept
     assert values[0, 0, 0] == values[1, 1, 1] == -2
     assert values[1, 0, 0] == 5
+
+
+def test_a_scan_of_one_fraction_has_its_value() -> None:
+    grid = Grid((3, 3, 3), affine_of())
+    image = as_image(Volume(np.full((3, 3, 3), 0.5, np.float32), grid, "a.u.", "MR"), View(grid))
+    assert np.unique(image.array * image.slope + image.intercept).tolist() == [0.5]
+
+
+def test_a_scan_of_mr_has_the_window_of_its_preview() -> None:
+    """Noise of the air around the body does not widen it."""
+    array = np.random.default_rng(0).integers(0, 30, (40, 36, 30)).astype(np.int16)
+    array[8:32, 8:28, 6:24] = 400 + np.arange(24)[:, None, None] * 20
+    volume = Volume(array, Grid(array.shape, affine_of()), "a.u.", "MR")
+    body = find_body(volume, View(volume.grid), hounsfield=False)
+
+    windows = _windows(volume, body)
+
+    assert windows == (("usual", choose_content(volume, (), ()).window),)

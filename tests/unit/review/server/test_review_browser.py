@@ -24,7 +24,15 @@ from PIL import Image
 from scanloom.review.verdicts.log import read_verdicts
 from support.axe import axe_core, violations
 from support.outline_contrast import contrasts
-from support.review_browser import Running, asked, chromium, opened, picture_of
+from support.review_browser import (
+    Running,
+    asked,
+    chromium,
+    opened,
+    picture_of,
+    until,
+    wait_for_frames,
+)
 from support.review_cases import RECIPE, affine_of, publish, scan_array
 
 pytestmark = pytest.mark.reference
@@ -113,9 +121,9 @@ def test_pixels_are_the_scan_windowed_and_coloured(
         for plane in ("axial", "coronal", "sagittal"):
             tab.locator(f"#{plane}").focus()
             tab.keyboard.press("ArrowDown")
-            tab.wait_for_timeout(150)
-            index, picture = shown(tab, plane)
-            assert index == about["planes"][plane]["count"] // 2 + 1
+            index = about["planes"][plane]["count"] // 2 + 1
+            tab.wait_for_selector(f"#{plane} canvas[data-index='{index}']", state="attached")
+            picture = shown(tab, plane)[1]
             layers = [
                 (expected(case / layer["file"], about, plane, index), layer)
                 for layer in about["layers"]
@@ -199,7 +207,7 @@ def test_the_planes_do_not_move_when_tools_open(chromium: Any, running: Any) -> 
     tab.wait_for_selector("body[data-opened]")
     before = [tab.locator(f"#{name}").bounding_box() for name in ("axial", "coronal")]
     tab.keyboard.press("b")
-    tab.wait_for_timeout(100)
+    tab.wait_for_selector("#brush-label", state="visible")
     assert [tab.locator(f"#{name}").bounding_box() for name in ("axial", "coronal")] == before
 
 
@@ -252,9 +260,10 @@ def test_values_and_places_are_those_of_simpleitk(
     open_case(tab, case.name)
     image = sitk.ReadImage(str(case / "image.nii.gz"))
     for keys in (["ArrowDown"], ["ArrowRight", "ArrowRight"], ["Alt+ArrowDown"], ["2", "ArrowUp"]):
+        before = tab.inner_text("#readout")
         for key in keys:
             tab.keyboard.press(key)
-        tab.wait_for_timeout(150)
+        until(tab, lambda before=before: tab.inner_text("#readout") != before)
         mm, value = position(tab)
         assert value == image.GetPixel(image.TransformPhysicalPointToIndex(mm.tolist()))
 
@@ -270,16 +279,14 @@ def test_a_whole_review_by_keyboard(chromium: Any, running: Any) -> None:
         tab.keyboard.type("seen")
         tab.keyboard.press("Escape")
         tab.keyboard.press("s")
-        tab.wait_for_timeout(700)
-        tab.wait_for_selector("body[data-opened]")
-        assert decision == "r" or tab.inner_text("#name") != name
-    assert tab.inner_text("#status") == "Saved. No case is open any more."
+        if decision != "r":
+            tab.wait_for_selector(f"body[data-opened]:not([data-opened='{name}'])")
+    tab.wait_for_selector("text='Saved. No case is open any more.'")
     kept = read_verdicts(running.out)
     assert [each.decision for each in kept] == ["accept", "edit", "reject"]
     assert all(each.comment and each.seconds > 0 for each in kept)
     tab.keyboard.press("u")
-    tab.wait_for_timeout(300)
-    assert read_verdicts(running.out)[-1].undoes == 3
+    until(tab, lambda: read_verdicts(running.out)[-1].undoes == 3)
     assert messages == []
 
 
@@ -365,6 +372,36 @@ def test_a_case_that_is_gone_shows_no_picture(chromium: Any, running: Any) -> No
     tab.wait_for_selector("body[data-opened]")
 
 
+LONG_DRAG = """() => {
+  const figure = document.querySelector("#axial");
+  const box = figure.querySelector("canvas").getBoundingClientRect();
+  const send = (kind, n) => figure.dispatchEvent(new PointerEvent(kind, {
+    pointerId: 1, bubbles: true,
+    clientX: box.x + box.width * (n % 2 ? 0.3 : 0.6),
+    clientY: box.y + box.height * (0.3 + n / 25000),
+  }));
+  send("pointerdown", 0);
+  for (let n = 1; n < 9000; n++) send("pointermove", n);
+  send("pointerup", 0);
+}"""
+
+
+def test_a_drag_of_thousands_of_places_is_painted(chromium: Any, running: Any) -> None:
+    """By the brush in parts."""
+    tab, messages = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    tab.keyboard.press("b")
+    tab.fill("#radius", "3")
+    box = tab.locator("#axial canvas").first.bounding_box()
+    tab.mouse.move(box["x"], box["y"])  # the pointer is known from then on
+    tab.evaluate(LONG_DRAG)
+    tab.wait_for_selector("text=voxels changed")
+    until(tab, lambda: asked(tab, f"/api/case/{name}/draft").json()["undo"] > 1)
+    assert not [each for each in messages if "400" in each]
+
+
 def fingers(session: Any, kind: str, *places: tuple[float, float]) -> None:
     points = [{"x": x, "y": y, "id": n} for n, (x, y) in enumerate(places)]
     session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
@@ -383,17 +420,14 @@ def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) ->
     before = tab.inner_text("#readout")
     fingers(session, "touchStart", (x, y))
     fingers(session, "touchEnd")
-    tab.wait_for_timeout(300)
+    until(tab, lambda: tab.inner_text("#readout") != before)
     moved = tab.inner_text("#readout")
-    assert moved != before
     fingers(session, "touchStart", (x + 20, y))
     fingers(session, "touchStart", (x + 20, y), (x + 60, y))
     fingers(session, "touchMove", (x, y), (x + 80, y))
     fingers(session, "touchEnd")
-    tab.wait_for_timeout(300)
-    assert tab.locator("#coronal canvas").first.bounding_box()["width"] == pytest.approx(
-        2 * box["width"]
-    )
+    twice, canvas = pytest.approx(2 * box["width"]), tab.locator("#coronal canvas").first
+    until(tab, lambda: canvas.bounding_box()["width"] == twice)
     assert tab.inner_text("#readout") == moved
     tab.tap("#correct")
     tab.evaluate("scrollTo(0, 0)")
@@ -415,11 +449,16 @@ def test_the_brush_paints_the_structure_at_the_crosshair(chromium: Any, running:
     tab.keyboard.press("n")
     tab.wait_for_selector("body[data-opened]")
     painted = "document.querySelector('#brush-label').selectedOptions[0].textContent"
+    about = asked(tab, f"/api/case/{tab.inner_text('#name')}").json()
+    structures = [each for layer in about["layers"] for each in layer["labels"]]
     names = tab.locator("#layers button.name").all_inner_texts()
     assert len(names) > 1
     for name in reversed(names):
         tab.click(f"#layers button.name >> text={name}")
-        tab.wait_for_timeout(200)
+        centre = next(each["centre"] for each in structures if each["name"] == name)
+        for plane in about["planes"]:
+            index = centre[about["planes"][plane]["normal"]]
+            tab.wait_for_selector(f"#{plane} canvas[data-index='{index}']", state="attached")
         tab.keyboard.press("b")
         here = tab.inner_text("#readout").split(" · ")[2:]
         assert tab.evaluate(painted) == (here[-1] if here and name not in here else name)
@@ -484,15 +523,10 @@ def test_strokes_from_two_windows_are_all_painted(chromium: Any, running: Any) -
     for i, j in pixels:
         across, down = (x - i) * axial["pixel_mm"][0], (y - j) * axial["pixel_mm"][1]
         expected[across**2 + down**2 <= 1.3**2] = layer["labels"][0]["value"]
-    for _ in range(50):
-        painted = asked(twin, f"{slice_address}?draft=1").body()
-        if painted == expected.tobytes():
-            break
-        tab.wait_for_timeout(200)
-    np.testing.assert_array_equal(np.frombuffer(painted, np.uint8).reshape(shape), expected)
-    tab.wait_for_timeout(500)
-    texts = [each.inner_text("#status") for each in (tab, twin)]
-    assert any("Another window changed this correction" in text for text in texts)
+    painted = f"{slice_address}?draft=1"
+    until(tab, lambda: asked(twin, painted).body() == expected.tobytes())
+    message = "Another window changed this correction"
+    until(tab, lambda: any(message in each.inner_text("#status") for each in (tab, twin)))
     assert all("409" in text for text in messages)
 
 
@@ -565,8 +599,7 @@ def test_a_verdict_that_is_not_saved_stays_when_the_case_is_left(
     dialogs = list[str]()
     tab.once("dialog", lambda dialog: (dialogs.append(dialog.type), dialog.dismiss()))
     tab.keyboard.press("l")
-    tab.wait_for_timeout(300)
-    assert dialogs == ["beforeunload"]
+    until(tab, lambda: dialogs == ["beforeunload"])
     tab.keyboard.press("s")
     tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
     [verdict] = read_verdicts(running.out)
@@ -680,14 +713,14 @@ def test_keys_move_the_focus_and_places_are_told(chromium: Any, running: Any) ->
     assert tab.evaluate("document.activeElement.id") == "axial"
     tab.keyboard.press("2")
     assert tab.evaluate("document.activeElement.id") == "coronal"
+    before = tab.inner_text("#coronal .where")
     tab.keyboard.press("ArrowDown")
-    tab.wait_for_timeout(1000)
-    position = tab.inner_text("#coronal .where")
-    assert tab.text_content("#told").startswith(f"{position}: L ")
+    until(tab, lambda: tab.inner_text("#coronal .where") != before)
+    told = f"{tab.inner_text('#coronal .where')}: L "
+    until(tab, lambda: tab.text_content("#told").startswith(told))
     picture = shown(tab, "coronal")[1]
     tab.keyboard.press("]")
-    tab.wait_for_timeout(300)
-    assert (shown(tab, "coronal")[1] != picture).any()
+    until(tab, lambda: (shown(tab, "coronal")[1] != picture).any())
     assert tab.inner_text("#status").startswith("Window ")
 
 
@@ -733,19 +766,16 @@ def test_a_long_list_is_sent_by_pages_and_then_by_what_changed(
         for end in (100, 200, 300, 400, count):
             tab.wait_for_selector(f"#rows a.id >> text={names[end - 1]}", state="attached")
             tab.evaluate("scrollTo(0, document.body.scrollHeight)")
-        tab.wait_for_timeout(500)
-        last = tab.locator("#rows tr").last
-        assert names[-1] in last.inner_text()
-        assert tab.locator("#end").inner_text() == ""
+        until(tab, lambda: names[-1] in tab.locator("#rows tr").last.inner_text())
+        until(tab, lambda: not tab.locator("#end").inner_text())
         assert 0 < tab.locator("#rows tr:not(.gap)").count() < count  # others left gaps
         for answer in answers:
             assert len(answer.json()["cases"]) <= 100
 
         tab.evaluate("scrollTo(0, 0)")
         tab.wait_for_selector(f"#rows a.id >> text={names[0]}", timeout=15_000)
-        tab.wait_for_timeout(500)
-        shown = tab.locator("#rows tr:not(.gap) a.id").all_inner_texts()
-        assert shown[:100] == names[:100]
+        shown = tab.locator("#rows tr:not(.gap) a.id")
+        until(tab, lambda: shown.all_inner_texts()[:100] == names[:100])
         third = tab.locator("#rows tr:not(.gap)").nth(2)
         tab.locator("#rows a.id").nth(2).focus()
 
@@ -834,7 +864,7 @@ def open_3d(tab: Any, name: str) -> None:
 
 def seen_in_3d(tab: Any) -> np.ndarray:
     """Return the picture of the view in 3-D, without the crosshair."""
-    tab.wait_for_timeout(100)
+    wait_for_frames(tab)
     content = base64.b64decode(tab.evaluate(SOLID).partition(",")[2])
     with Image.open(io.BytesIO(content)) as image:
         picture = np.asarray(image.convert("RGB"))
@@ -868,7 +898,7 @@ def test_a_click_in_every_3d_view_goes_to_the_nearest_voxel_of_the_file(
             for row, column in hits:
                 y, x = (np.array((row, column)) + 0.5) / picture.shape[:2]
                 tab.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
-                tab.wait_for_timeout(60)
+                wait_for_frames(tab)
                 assert "Part" in tab.inner_text("#readout"), (case.name, side)
                 places.append(position(tab)[0])
             for direction, along in ((letters[2], hits[:, 1]), (letters[3], -hits[:, 0])):
@@ -900,7 +930,7 @@ def test_the_3d_view_turns_hides_and_shows_strokes(chromium: Any, running: Any) 
     tab.mouse.down()
     tab.mouse.move(box["x"] + 280, box["y"] + 100, steps=4)  # half a degree a pixel
     tab.mouse.up()
-    tab.wait_for_timeout(100)
+    wait_for_frames(tab)
     # what lies in front goes along with the pointer: the viewer goes to the patient's right
     assert tab.inner_text("#solid .where").startswith("From R")
     tab.click("[data-side=front]")
@@ -919,12 +949,10 @@ def test_the_3d_view_turns_hides_and_shows_strokes(chromium: Any, running: Any) 
     tab.locator("#axial").focus()
     with tab.expect_response(re.compile("surface/0.*draft=1")):
         tab.keyboard.press("Enter")
-    tab.wait_for_timeout(300)
-    assert (seen_in_3d(tab) != front).any()
+    until(tab, lambda: (seen_in_3d(tab) != front).any())
     with tab.expect_response(re.compile("surface/0.*draft=1")):
         tab.click("#stroke-undo")
-    tab.wait_for_timeout(300)
-    np.testing.assert_array_equal(seen_in_3d(tab), front)
+    until(tab, lambda: (seen_in_3d(tab) == front).all())
     tab.click("#turn")
     assert not tab.is_visible("#solid")
     assert messages == []
@@ -996,8 +1024,9 @@ def test_sides_places_and_values_of_24_axis_orders(
                 box = tab.locator(f"#{plane} canvas").first.bounding_box()
                 faults = {}
                 for side, (x, y) in SIDES.items():
+                    before = tab.inner_text("#readout")
                     tab.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
-                    tab.wait_for_timeout(60)
+                    until(tab, lambda before=before: tab.inner_text("#readout") != before)
                     faults[side], value = position(tab)
                     index = image.TransformPhysicalPointToIndex(faults[side].tolist())
                     assert value == image.GetPixel(index), (scan.name, plane, side)

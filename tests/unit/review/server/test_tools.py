@@ -104,6 +104,17 @@ def test_between_two_discs_is_a_cone(plane: str) -> None:
         fill_between(canvas, 1, normal, 20, 99)
 
 
+def test_a_slice_without_a_border_is_filled_from_alike_on_all_sides() -> None:
+    labels = np.zeros((9, 9, 7), np.uint8)
+    labels[..., 0] = labels[3:6, 3:6, 6] = 1
+
+    filled = after(labels, fill_between(Canvas(0, labels, SPACING), 1, 2, 0, 6))
+
+    np.testing.assert_array_equal(filled, filled[::-1, ::-1])
+    assert filled[..., 1].all()
+    assert (filled[4, 4] == 1).all()
+
+
 def test_only_the_largest_part_stays() -> None:
     """As by SimpleITK's connected components; islands get the label around them."""
     labels = (np.random.default_rng(2).random((30, 30, 30)) < 0.03).astype(np.uint8)

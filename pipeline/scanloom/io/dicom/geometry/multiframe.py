@@ -383,8 +383,11 @@ def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
     Raises
     ------
     ScanError
-        HEADER_CONTRADICTS if the class of the object has one frame.
+        HEADER_CONTRADICTS if the class of the object has one frame; DAMAGED if their number is
+        not a number.
     """
+    if not header.frames:
+        raise ScanError(Reason.DAMAGED, "NumberOfFrames is not a number")
     template = single_slice(header)
     unplaced = replace(template, position=None, multiframe=header.frames > 1, shared=None)
     vectors = {name: _vector(header, dataset, tag) for name, tag in _VECTORS.items()}

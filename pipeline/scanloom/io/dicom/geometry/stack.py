@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -348,10 +348,13 @@ def _check_consistent(slices: Sequence[Slice]) -> None:
     truncated = sum(s.header.pixels is None for s in slices)
     if truncated:
         raise ScanError(Reason.TRUNCATED, f"{truncated} of {count} files have no pixels")
-    _check_equal(distinct, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
-    frame = Reason.FRAME_OF_REFERENCE
-    framed = [s for s in distinct if s.header.frame_of_reference]
-    _check_equal(framed, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
+    sizes = {(s.rows, s.columns) for s in distinct}
+    if len(sizes) > 1:
+        raise ScanError(Reason.SLICE_SIZE, f"{count} slices have {len(sizes)} sizes")
+    frames = {s.header.frame_of_reference for s in distinct} - {""}
+    if len(frames) > 1:
+        detail = f"{count} slices have {len(frames)} frames of reference"
+        raise ScanError(Reason.FRAME_OF_REFERENCE, detail)
     if not all_have_geometry(slices):
         unplaced = sum(not _has_geometry(s) for s in slices)
         detail = f"{unplaced} of {count} slices have no valid position or orientation"
@@ -379,18 +382,6 @@ def _check_meaning(slices: Sequence[Slice], may_differ: Collection[SliceAttribut
     raise ScanError(Reason.MIXED_SLICES, f"{attribute.name} {detail}")
 
 
-def _check_equal(
-    slices: Sequence[Slice],
-    count: int,
-    value_of: Callable[[Slice], object],
-    reason: Reason,
-    name: str,
-) -> None:
-    values = {value_of(s) for s in slices}
-    if len(values) > 1:
-        raise ScanError(reason, f"{count} slices have {len(values)} {name}")
-
-
 def all_have_geometry(slices: Sequence[Slice]) -> bool:
     """Whether all slices have a valid position and orientation; checks shared ones only once."""
     positions = [s.position for s in slices]
@@ -401,10 +392,9 @@ def all_have_geometry(slices: Sequence[Slice]) -> bool:
 
 def _has_geometry(slice_: Slice) -> bool:
     """Whether a slice has a valid position and orientation."""
-    position, orientation = slice_.position or (), slice_.orientation or ()
-    if len(position) != 3 or len(orientation) != 6:
+    if slice_.position is None or slice_.orientation is None:
         return False
-    return all(map(math.isfinite, position)) and all(map(math.isfinite, orientation))
+    return all(map(math.isfinite, (*slice_.position, *slice_.orientation)))
 
 
 def direction_cosines(

@@ -9,7 +9,7 @@ import threading
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -192,17 +192,31 @@ def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
         return [read_header(path) for path in paths]
 
 
+_muting, _muting_lock = ExitStack(), threading.Lock()
+_muted_blocks = 0
+
+
 @contextmanager
 def pydicom_muted() -> Iterator[None]:
-    """Suppress warnings and logs of pydicom: they quote the header, which names a patient."""
+    """Suppress warnings and logs of pydicom: they quote the header, which names a patient.
+
+    Both belong to the process: they are suppressed while any thread is in such a block.
+    """
+    global _muted_blocks
     logger = logging.getLogger("pydicom")
-    before, logger.disabled = logger.disabled, True
+    with _muting_lock:
+        if not _muted_blocks:
+            _muting.enter_context(warnings.catch_warnings(action="ignore"))
+            _muting.callback(setattr, logger, "disabled", logger.disabled)
+            logger.disabled = True
+        _muted_blocks += 1
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        logger.disabled = before
+        with _muting_lock:
+            _muted_blocks -= 1
+            if not _muted_blocks:
+                _muting.close()
 
 
 @contextmanager
@@ -318,10 +332,10 @@ def _padding(elements: Elements, signed: bool) -> int | None:
 
 
 def _frame_count(text: str) -> int:
-    """Return NumberOfFrames: 1 if it is absent, 0 if it is not a number (PS3.5 6.2, IS)."""
+    """Return NumberOfFrames: 1 if it is absent or 0, 0 if it is not a number (PS3.5 6.2, IS)."""
     if not text:
         return 1
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else 0
+    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 12 else 0
 
 
 def _floats(raw: bytes, count: int) -> tuple[float, ...] | None:

@@ -632,17 +632,24 @@ def inflate_header(file: BinaryIO) -> tuple[Any, bytes] | None:
     if _named_syntax(meta) != uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
         return None
     file.seek(end)
-    return meta, _inflate(file)
+    return meta, inflate(file, MAX_INFLATED_BYTES)[0]
 
 
-def _inflate(file: BinaryIO) -> bytes:
+def inflate(file: BinaryIO, limit: int) -> tuple[bytes, bool]:
+    """Inflate the rest of a file, up to `limit` bytes; return them, and whether that is all.
+
+    Raises
+    ------
+    zlib.error
+        If the data are damaged.
+    """
     decompressor, chunks, size = zlib.decompressobj(-zlib.MAX_WBITS), [], 0
     compressed = file.read(_CHUNK_BYTES)
-    while compressed and size < MAX_INFLATED_BYTES and not decompressor.eof:
-        chunks.append(decompressor.decompress(compressed, MAX_INFLATED_BYTES - size))
+    while compressed and size < limit and not decompressor.eof:
+        chunks.append(decompressor.decompress(compressed, limit - size))
         size += len(chunks[-1])
         compressed = decompressor.unconsumed_tail or file.read(_CHUNK_BYTES)
-    return b"".join(chunks)
+    return b"".join(chunks), decompressor.eof
 
 
 def has_contradicting_groups(path: Path, elements: Elements) -> bool:

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import uids
-from scanloom.io.dicom.geometry.slices import Slice
-from scanloom.io.dicom.header.header import Header, PixelFormat, pydicom_muted
-from scanloom.io.dicom.header.parser import PARSE_ERRORS, read_dataset, unreadable_error
+from scanloom.io.dicom.geometry.slices import Slice, Tile
+from scanloom.io.dicom.header.header import Header, PixelFormat, parsing
+from scanloom.io.dicom.header.parser import inflate, read_dataset, unreadable_error
 
 NATIVE_TRANSFER_SYNTAXES = (
     uids.IMPLICIT_VR_LITTLE_ENDIAN,
@@ -51,8 +52,8 @@ class FrameRef:
     format : PixelFormat
     slope, intercept : float
         Rescale from stored sample to value.
-    tile : tuple of int or None
-        First row, first column, rows and columns of the tile; None for the whole frame.
+    tile : Tile or None
+        None for the whole frame.
     """
 
     path: Path
@@ -66,7 +67,7 @@ class FrameRef:
     format: PixelFormat
     slope: float = 1.0
     intercept: float = 0.0
-    tile: tuple[int, ...] | None = None
+    tile: Tile | None = None
 
     @property
     def count(self) -> int:
@@ -76,7 +77,8 @@ class FrameRef:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the tile, or of the frame."""
-        return (self.tile[2], self.tile[3]) if self.tile else (self.rows, self.columns)
+        plane = self.tile or self
+        return plane.rows, plane.columns
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -117,13 +119,9 @@ def frame_ref(header: Header, frame: int = 0) -> FrameRef:
 
 def slice_frame_ref(slice_: Slice) -> FrameRef:
     """Return the reference to the frame or tile of a slice; errors as for `frame_ref`."""
-    tile = slice_.tile
-    return replace(
-        frame_ref(slice_.header, slice_.frame),
-        slope=float(slice_.slope),
-        intercept=float(slice_.intercept),
-        tile=(tile.top, tile.left, tile.rows, tile.columns) if tile else None,
-    )
+    slope, intercept = float(slice_.slope), float(slice_.intercept)
+    frame = frame_ref(slice_.header, slice_.frame)
+    return replace(frame, slope=slope, intercept=intercept, tile=slice_.tile)
 
 
 def stored_dtype(pixel_format: PixelFormat) -> np.dtype[Any]:
@@ -434,7 +432,6 @@ def _jpeg_contradicts(frame: bytes, rows: int, columns: int) -> bool:
 _MAX_HEADER_BYTES = 1 << 26
 """Largest size of everything except the pixels in a deflated file, once inflated: 64 MiB."""
 
-_CHUNK_BYTES = 1 << 18
 _GROUP_LENGTH_END = 132 + 12  # preamble and "DICM", then FileMetaInformationGroupLength
 
 
@@ -453,16 +450,17 @@ def open_pixels(frame: FrameRef) -> Iterator[tuple[FrameRef, BinaryIO]]:
         UNREADABLE if the file can't be read, in the block either; TRUNCATED, DAMAGED or TOO_LARGE
         if a deflated file can't be inflated.
     """
-
-    def without_waiting(path: str, flags: int) -> int:  # a pipe may be in the place of the file
-        return os.open(path, flags | os.O_NONBLOCK)
-
     try:
-        with open(frame.path, "rb", opener=without_waiting) as file:
+        with _open(frame.path) as file:
             is_deflated = frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
             yield _inflated(frame, file) if is_deflated else (frame, file)
     except OSError as exc:
         raise unreadable_error(exc) from exc
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a file without waiting: a pipe may be in its place."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def _read_at(source: BinaryIO, position: int, count: int) -> bytes:
@@ -483,48 +481,45 @@ def _max_inflated_bytes(frame: FrameRef) -> int:
 
 
 def _inflated(frame: FrameRef, file: BinaryIO) -> tuple[FrameRef, BinaryIO]:
-    """Inflate a deflated data set (PS3.5 A.5) and locate the frame in it."""
+    """Locate a frame in the inflated data set of its file."""
+    state = os.fstat(file.fileno())
+    limit = _max_inflated_bytes(frame)
+    data, offset, length = _inflated_data_set(
+        frame.path, limit, state.st_size, state.st_mtime_ns, state.st_ino
+    )
+    native = uids.EXPLICIT_VR_LITTLE_ENDIAN
+    return replace(frame, syntax=native, offset=offset, length=length), BytesIO(data)
+
+
+@lru_cache(1)  # the last: a file of many frames is not inflated for each of them
+def _inflated_data_set(path: Path, limit: int, *_state: int) -> tuple[bytes, int, int]:
+    """Inflate a deflated data set (PS3.5 A.5); return it with offset and length of its pixels."""
     from pydicom import dcmread
 
-    start = file.read(_GROUP_LENGTH_END)
-    if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
-        raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
-    (meta_length,) = struct.unpack("<I", start[-4:])
-    file.seek(_GROUP_LENGTH_END + meta_length)
-    stream = BytesIO(_inflate(file, _max_inflated_bytes(frame)))
-    try:
-        with pydicom_muted():
-            dcmread(stream, stop_before_pixels=True, force=True)
-        position = stream.tell()
-        group, element, vr, value_length = struct.unpack("<HH2s2xI", stream.read(12))
-    except (ArithmeticError, EOFError, LookupError, OSError, TypeError, ValueError) as exc:
-        raise ScanError(Reason.DAMAGED, "a deflated file can't be parsed") from exc
-    except (AttributeError, NotImplementedError, RecursionError, struct.error) as exc:
-        raise ScanError(Reason.TRUNCATED, "a deflated file has no pixels") from exc
-    if (group, element) != (0x7FE0, 0x0010) or vr not in (b"OB", b"OW", b"UN"):
-        raise ScanError(Reason.DAMAGED, "a deflated file has no pixels")
-    native = uids.EXPLICIT_VR_LITTLE_ENDIAN
-    located = replace(frame, syntax=native, offset=position + 12, length=value_length)
-    return located, stream
-
-
-def _inflate(file: BinaryIO, max_bytes: int) -> bytes:
-    """Inflate the rest of a file; refuse more than `max_bytes`."""
-    decompressor, chunks, size = zlib.decompressobj(-zlib.MAX_WBITS), [], 0
-    compressed = b""
-    while not decompressor.eof:
-        compressed = compressed or file.read(_CHUNK_BYTES)
-        if not compressed:
-            raise ScanError(Reason.TRUNCATED, "a deflated file is truncated")
+    with _open(path) as file:
+        start = file.read(_GROUP_LENGTH_END)
+        if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
+            raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
+        (meta_length,) = struct.unpack("<I", start[-4:])
+        file.seek(_GROUP_LENGTH_END + meta_length)
         try:
-            chunks.append(decompressor.decompress(compressed, max_bytes + 1 - size))
+            data, is_whole = inflate(file, limit + 1)
         except zlib.error as exc:
             raise ScanError(Reason.DAMAGED, "a deflated file can't be inflated") from exc
-        size += len(chunks[-1])
-        if size > max_bytes:
-            raise ScanError(Reason.TOO_LARGE, "a deflated file is larger than its header describes")
-        compressed = decompressor.unconsumed_tail
-    return b"".join(chunks)
+    if len(data) > limit:
+        raise ScanError(Reason.TOO_LARGE, "a deflated file is larger than its header describes")
+    if not is_whole:
+        raise ScanError(Reason.TRUNCATED, "a deflated file is truncated")
+    stream = BytesIO(data)
+    with parsing("a deflated file"):
+        dcmread(stream, stop_before_pixels=True, force=True)
+    position, head = stream.tell(), stream.read(12)
+    if len(head) < 12:
+        raise ScanError(Reason.TRUNCATED, "a deflated file has no pixels")
+    group, element, vr, length = struct.unpack("<HH2s2xI", head)
+    if (group, element) != (0x7FE0, 0x0010) or vr not in (b"OB", b"OW", b"UN"):
+        raise ScanError(Reason.DAMAGED, "a deflated file has no pixels")
+    return data, position + 12, length
 
 
 # --- stored samples in any supported transfer syntax ----------------------------------------------
@@ -785,14 +780,11 @@ def _are_empty(raw: NDArray[Any], unused: int, pixel_format: PixelFormat) -> boo
 
 def _overlay_bits(path: Path) -> int:
     """Return the bits of the pixel data in which a file's header places overlays (60xx,0102)."""
-    try:
-        with pydicom_muted():
-            dataset = read_dataset(path)
-            positions = (
-                int(dataset[group << 16 | 0x0102].value)
-                for group in range(0x6000, 0x6020, 2)
-                if group << 16 | 0x0102 in dataset and group << 16 | 0x3000 not in dataset
-            )
-            return sum({1 << position for position in positions if 0 <= position < 32})
-    except PARSE_ERRORS as exc:
-        raise ScanError(Reason.DAMAGED, "the overlays of a header can't be parsed") from exc
+    with parsing("an overlay of a header"):
+        dataset = read_dataset(path)
+        positions = (
+            int(dataset[group << 16 | 0x0102].value)
+            for group in range(0x6000, 0x6020, 2)
+            if group << 16 | 0x0102 in dataset and group << 16 | 0x3000 not in dataset
+        )
+        return sum({1 << position for position in positions if 0 <= position < 32})

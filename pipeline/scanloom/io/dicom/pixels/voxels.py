@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, format_bytes
 from scanloom.core.process import core_count
-from scanloom.io.dicom.geometry.slices import Slice
+from scanloom.io.dicom.geometry.slices import Slice, Tile
 from scanloom.io.dicom.header.header import Header, PixelFormat
 from scanloom.io.dicom.pixels.frame import (
     MAX_OVERHEAD_BYTES,
@@ -54,8 +54,8 @@ _MIN_SLOPE = 1e-30
 """Smallest slope; smaller ones would underflow float32."""
 
 
-register(FrameRef)  # child processes decode them
-register(PixelFormat)
+for _record_type in (FrameRef, PixelFormat, Tile):  # child processes decode by them
+    register(_record_type)
 
 
 class _DoesNotFitError(Exception):
@@ -89,10 +89,9 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) 
     check_decodable([s for s in slices if s])
     check_size(slices, limit)
     frames = [slice_frame_ref(s) if s else None for s in slices]
-    are_integers = all(f.slope.is_integer() and f.intercept.is_integer() for f in frames if f)
-    dtypes: tuple[type, ...] = (np.int16, np.int32, np.float32) if are_integers else (np.float32,)
+    dtypes: tuple[type, ...] = (np.int16, np.int32, np.float32)
     # The smallest first: nearly all scans fit it, and only the others are read again
-    for dtype in dtypes:
+    for dtype in dtypes if value_dtype([f for f in frames if f]).kind == "i" else dtypes[-1:]:
         values = _read_as(dtype, frames, limit)
         if values is not None:
             return values.T
@@ -130,6 +129,13 @@ def check_decodable(slices: Sequence[Slice]) -> None:
         check_native_length(frame_ref(header))
 
 
+def value_dtype(frames: Sequence[Slice | FrameRef]) -> np.dtype[Any]:
+    """Return the type of the values by the rescales of slices, if none exceeds 16 bits."""
+    rescales = {(f.slope, f.intercept) for f in frames}
+    are_integers = all(float(n).is_integer() for pair in rescales for n in pair)
+    return np.dtype(np.int16 if are_integers else np.float32)
+
+
 def check_size(slices: Sequence[Slice | None], limit: int) -> None:
     """Refuse a volume whose values exceed the limit in bytes, as `read_values` does."""
     _check_size([slice_frame_ref(s) for s in slices if s], limit, len(slices))
@@ -142,7 +148,8 @@ def _check_size(frames: Sequence[FrameRef], limit: int, count: int) -> None:
     """
     if not frames or any(not f.count for f in frames):
         raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
-    slice_bytes = max(math.prod(f.shape) * max(2, f.dtype.itemsize) for f in frames)
+    value_bytes = value_dtype(frames).itemsize
+    slice_bytes = max(math.prod(f.shape) * max(value_bytes, f.dtype.itemsize) for f in frames)
     # A frame is more than a slice if that is a tile
     frame_bytes = max(f.count * f.dtype.itemsize for f in frames)
     size = max(slice_bytes * count, frame_bytes)
@@ -298,10 +305,10 @@ def _rescale_in_place(frame: FrameRef, out: NDArray[Any]) -> None:
 
 
 def _crop_to_tile(frame: FrameRef, samples: NDArray[Any]) -> NDArray[Any]:
-    if frame.tile is None:
+    tile = frame.tile
+    if tile is None:
         return samples
-    first_row, first_column, rows, columns = frame.tile
-    return samples[first_row : first_row + rows, first_column : first_column + columns]
+    return samples[tile.top : tile.top + tile.rows, tile.left : tile.left + tile.columns]
 
 
 def _check_fits(frame: FrameRef, stored: NDArray[Any], dtype: np.dtype[Any]) -> None:

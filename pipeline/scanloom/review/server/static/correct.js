@@ -4,6 +4,7 @@ import { addressOf, get, post, resultOf } from "./api.js";
 import { byId, element, press, say } from "./dom.js";
 
 const RETRY_MS = 2000;
+const MAX_POINTS = 4000; // of a stroke: a longer one is sent in parts, since the server refuses it
 const counted = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
 
 const optionsOf = (layer) =>
@@ -260,6 +261,10 @@ export class Correction {
   extend(name, point) {
     const [x, y] = this.points.at(-1);
     if (x === point[0] && y === point[1]) return;
+    if (this.points.length === MAX_POINTS) {
+      this.end(name);
+      this.points = [[x, y]];
+    }
     this.points.push(point);
     this.trace(name);
   }

@@ -3,6 +3,7 @@
 import { say } from "./dom.js";
 
 const DRAG_PIXELS = 4;
+const CORNER_PIXELS = 2; // between corners of a polygon that is drawn by a drag
 const distance = ([a, b]) => Math.hypot(a[0] - b[0], a[1] - b[1]);
 const middle = ([a, b]) => [(a[0] + b[0]) / 2, (a[1] + b[1]) / 2];
 const placeOf = (event) => [event.clientX, event.clientY];
@@ -105,13 +106,16 @@ export class Pointer {
   // A click is a corner of a polygon; a drag goes around the whole of it.
   corners(event, name) {
     const plane = this.viewer.planes[name];
-    const from = placeOf(event);
+    let last = placeOf(event);
     let isDrag = false;
     this.correction.corner(name, plane.point(event));
     return {
       drag: (moved) => {
-        isDrag ||= distance([from, placeOf(moved)]) > DRAG_PIXELS;
-        if (isDrag) this.correction.corner(name, plane.point(moved));
+        // a mouse reports a hundred places a second, of which a polygon has thousands at most
+        if (distance([last, placeOf(moved)]) < (isDrag ? CORNER_PIXELS : DRAG_PIXELS)) return;
+        isDrag = true;
+        last = placeOf(moved);
+        this.correction.corner(name, plane.point(moved));
       },
       end: () => isDrag && this.correction.closePolygon(),
       cancel: () => this.correction.drop(),

@@ -85,8 +85,9 @@ def test_slices_and_headers_ascend_along_row_cross_column(tmp_path):
     assert "PixelData" not in scan.source.first
 
 
-def test_volume_is_in_fortran_order_and_hounsfield(tmp_path):
-    write_series(tmp_path, noise())
+@pytest.mark.parametrize("frames", ["1", "0"])  # 0 is not valid; pydicom takes it for 1, too
+def test_volume_is_in_fortran_order_and_hounsfield(tmp_path, frames):
+    write_series(tmp_path, noise(), edit=every(NumberOfFrames=frames))
     volume = scanloom.load_volume(tmp_path)
     assert volume.array.flags.f_contiguous
     assert (volume.unit, volume.modality, volume.array.dtype) == ("HU", "CT", np.int16)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import struct
 import sys
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -425,3 +427,16 @@ def test_headers_have_all_attributes_that_their_class_declares(tmp_path: Path) -
 def test_attributes_have_distinct_names():
     names = [attribute.name for attribute in SLICE_ATTRIBUTES]
     assert len(set(names)) == len(names)
+
+
+def test_header_text_stays_muted_while_any_thread_reads():
+    """Two threads in such a block may leave it in the order in which they entered."""
+    before = list(warnings.filters), logging.getLogger("pydicom").disabled
+    first, second = pydicom_muted(), pydicom_muted()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    warnings.warn("a name", stacklevel=1)
+    assert logging.getLogger("pydicom").disabled
+    second.__exit__(None, None, None)
+    assert (list(warnings.filters), logging.getLogger("pydicom").disabled) == before

@@ -19,7 +19,14 @@ import scanloom
 from scanloom.core import ScanError
 from scanloom.io.dicom.geometry.slices import Tile, single_slice
 from scanloom.io.dicom.header.header import Header, read_headers
-from scanloom.io.dicom.pixels.voxels import read_stored_frame, read_values, same_pixels
+from scanloom.io.dicom.header.parser import inflate
+from scanloom.io.dicom.pixels import frame as frame_module
+from scanloom.io.dicom.pixels.voxels import (
+    read_stored,
+    read_stored_frame,
+    read_values,
+    same_pixels,
+)
 from support.write_dicom import Coding, add_overlays, noise, write_series
 
 JPEG = "1.2.840.10008.1.2.4."
@@ -297,6 +304,17 @@ def test_rle_of_packed_bits_is_decoded(tmp_path):
     np.testing.assert_array_equal(frame_of(path), frame[0])
 
 
+def test_a_deflated_file_is_inflated_once_for_all_frames(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(frame_module, "inflate", lambda *args: calls.append(1) or inflate(*args))
+    frames = smooth(9, 16)
+    dataset = dataset_of(tmp_path / "a", frames)
+    path = save(tmp_path / "a.dcm", dataset, frames.tobytes(), DEFLATED)
+    stored = read_stored([frame_module.frame_ref(header_of(path), n) for n in range(9)])
+    np.testing.assert_array_equal(stored, frames)
+    assert len(calls) == 1
+
+
 def test_deflated_files_are_read(tmp_path):
     frames = smooth(2, 16, signed=True)
     dataset = dataset_of(tmp_path / "a", frames)
@@ -372,9 +390,10 @@ def test_implausible_sizes_are_refused_before_allocation(syntax, tmp_path):
     assert code_of(values_of, [path] * 3, limit=1 << 20) == "TOO_LARGE"
 
 
-def test_the_limit_applies_to_the_values(tmp_path):
-    paths = write_series(tmp_path, noise((23, 19, 4)))
-    size = 23 * 19 * 4 * 2
+@pytest.mark.parametrize(("slope", "itemsize"), [("1", 2), ("0.5", 4)])
+def test_the_limit_applies_to_the_values(tmp_path, slope, itemsize):
+    paths = write_series(tmp_path, noise((23, 19, 4)), coding=Coding(slope=slope))
+    size = 23 * 19 * 4 * itemsize
     assert values_of(paths, limit=size).nbytes == size
     assert code_of(values_of, paths, limit=size - 1) == "TOO_LARGE"
     assert scanloom.load_volume(tmp_path, max_bytes=size).array.nbytes == size
