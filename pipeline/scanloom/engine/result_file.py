@@ -22,6 +22,7 @@ from scanloom.io.dicom.series import dicom_source
 from scanloom.io.extras.segnrrd import SEGNRRD
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import read_json, write_document
+from scanloom.io.output.layout import listed_label_maps
 from scanloom.io.output.measurements import parse_measurements
 from scanloom.io.output.published import ResultState
 from scanloom.io.output.single_file import FOREIGN, NIFTI, document_of
@@ -311,7 +312,7 @@ def models_of(record: CaseRecord) -> list[dict[str, Any]]:
 
 def _document(folder: Path, name: str, sha256: str) -> dict[str, Any]:
     """Return the file, its structures and measurements, and the provenance of the result."""
-    segments = read_json(folder / file_names.SEGMENTS)["files"]
+    segments = listed_label_maps(folder)
     measured = read_json(folder / file_names.MEASUREMENTS_JSON)
     return {
         "file": name,

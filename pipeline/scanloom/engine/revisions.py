@@ -41,9 +41,9 @@ from scanloom.io.identity import read_key
 from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
-from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
+from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json, write_document
-from scanloom.io.output.layout import case_folder, is_case_name
+from scanloom.io.output.layout import case_folder, is_case_name, listed_label_maps
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import check_links
 from scanloom.io.output.work_folder import clean_up
@@ -215,7 +215,7 @@ def _segmentations(
     for result in document.get("results", []):
         ranges[result["name"]] = tuple(r for name in result["models"] for r in ranges[name])
     layers: dict[str, list[Layer]] = {}
-    for entry in read_json(folder / SEGMENTS)["files"]:
+    for entry in listed_label_maps(folder):
         structures = tuple(map(structure_of_entry, entry["structures"]))
         highest = max(s.number for s in structures)
         dtype = np.uint8 if highest < 256 else np.uint16
@@ -286,7 +286,7 @@ def take_file(
     try:  # before its labels are read: what a run puts in its place meanwhile is not what was seen
         document = read_json(folder / CASE)
         grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
-        seen, entries = seen_of(latest), read_json(latest / SEGMENTS)["files"]
+        seen, entries = seen_of(latest), listed_label_maps(latest)
     except (ValueError, LookupError, TypeError) as exc:
         detail = f"a document of {latest.parent.name}/{latest.name} is damaged"
         raise ScanError(Reason.RESULT_DAMAGED, detail) from exc

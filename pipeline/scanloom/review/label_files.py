@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.core.grid import LPS_TO_RAS_AFFINE
+from scanloom.io.readback.nifti import is_utf8, path_for_itk
 
 TOLERANCE = 0.02
 """Largest distance between voxel centres, in voxels."""
@@ -180,8 +181,11 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     """Read a segmentation of 3D Slicer: layers of label maps, and their segments."""
     import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
 
+    if not is_utf8(path.name):
+        raise ScanError(Reason.UNREADABLE, "its name is not UTF-8: rename it")
     try:
-        image = sitk.ReadImage(str(path))
+        with path_for_itk(path) as plain:
+            image = sitk.ReadImage(plain)
     except RuntimeError as exc:
         raise ScanError(Reason.DAMAGED, "the file is no NRRD that can be read") from exc
     if image.GetDimension() != 3:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, is_passing
-from scanloom.io.output.file_names import CASE, SEGMENTS
+from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import case_folder
+from scanloom.io.output.layout import case_folder, listed_label_maps
 from scanloom.io.output.published import check_files
 from scanloom.io.system.regular_files import open_regular_file
 
@@ -127,7 +127,7 @@ def read_label_maps(folder: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         check_files(folder)
-        files = [entry["file"] for entry in read_json(folder / SEGMENTS)["files"]]
+        files = [entry["file"] for entry in listed_label_maps(folder)]
         return {name: read_label_map(folder / name) for name in files}
     except _DAMAGE as exc:
         if is_passing(exc):

@@ -36,11 +36,11 @@ from scanloom.io.output.crosswalk import (
     known_ids,
     latest_by_id,
 )
-from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS, TIMING
+from scanloom.io.output.file_names import CASE, SCAN_COPY, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
 from scanloom.io.output.layout import (
     Owners,
-    identity_of,
+    listed_label_maps,
     no_results,
     published_cases,
     read_case,
@@ -394,10 +394,7 @@ def _read_results(out: Path, options: DatasetOptions, left_out: LeftOut) -> list
 def _read_result(out: Path, case_folder: Path, folder: Path) -> _Result:
     """Return the result in the folder of a case or revision."""
     timing = read_json(case_folder / TIMING)
-    entries = read_json(folder / SEGMENTS)["files"]
-    # `segments.json` may have been changed: no other file may leave the output folder
-    if any(identity_of((folder / e["file"]).relative_to(out)) != "shapes" for e in entries):
-        raise ValueError("a file that is no label map is named as one")
+    entries = listed_label_maps(folder)
     grid, document = read_json(folder / CASE)["grid"], read_json(case_folder / CASE)
     return _Result(
         folder,

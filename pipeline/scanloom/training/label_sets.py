@@ -24,7 +24,7 @@ from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import no_results, published_cases
+from scanloom.io.output.layout import listed_label_maps, no_results, published_cases
 from scanloom.io.output.private import CROSSWALK, PRIVATE, check_links, read_key_of
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
@@ -257,7 +257,7 @@ def _read_result(folder: Path, verdicts: Mapping[str, Verdict] | None, grid: Gri
     try:
         document = read_json(folder / CASE)["grid"]
         own = Grid(tuple(document["shape"]), document["affine_ras_mm"])
-        entries = read_json(folder / SEGMENTS)["files"]
+        entries = listed_label_maps(folder)
         regions = unique_names(
             (plain_name(structure["label"]), (n, (int(structure["number"]),)))
             for n, entry in enumerate(entries)

@@ -214,8 +214,10 @@ class Schedule(Section, frozen=True):
         default=1.0,
         description="Weight of Dice beside cross entropy; less of it keeps volumes right",
     )
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="bfloat16", description="Precision of the network; weights stay float32"
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Precision of the network; weights stay float32. `auto` is bfloat16 where the "
+        "device has units for it, else float32",
     )
     workers: int = Field(default=0, ge=0, description="Processes that read and augment; 0: none")
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of everything random")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
@@ -14,6 +15,7 @@ from monai.inferers import SimpleInferer
 from monai.transforms import Compose, MapTransform, Randomizable
 from torch.nn import functional
 
+from scanloom.inference.device import bfloat16_units, cudnn_version, wrong_cudnn
 from scanloom.interop.images import to_metatensor
 from scanloom.io.read import load_volume
 
@@ -82,25 +84,43 @@ class LoadVolumed(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
         return {**data, **tensors}
 
 
+@functools.cache
+def network_type(precision: str, device: str) -> torch.dtype:
+    """Return the type in which a network is trained on a type of device.
+
+    "auto" is bfloat16 where the device has units for it: emulated, it takes several times as long
+    as float32. What is asked for is not taken either from a cuDNN that computes it wrong.
+    """
+    if precision == "float32":
+        return torch.float32
+    if device == "cuda":
+        wrong = not torch.version.hip and wrong_cudnn(cudnn_version())
+        has_units = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        wrong, has_units = "", device == "cpu" and bfloat16_units() is not None
+    is_taken = not wrong and (has_units or precision == "bfloat16")
+    return torch.bfloat16 if is_taken else torch.float32
+
+
 class AutocastInferer(SimpleInferer):  # type: ignore[misc]  # MONAI's are untyped
     """`SimpleInferer` in mixed precision on any device; MONAI's engines know it on CUDA only.
 
     Parameters
     ----------
     precision : str
-        "float32", which changes nothing, or "bfloat16".
+        That of the recipe: see `network_type`.
     """
 
     def __init__(self, precision: str) -> None:
         super().__init__()
-        self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+        self.precision = precision
 
     def __call__(
         self, inputs: torch.Tensor, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         """Return the network's scores in float32, in which the loss is computed."""
-        half = self.dtype is not torch.float32
-        with torch.autocast(inputs.device.type, self.dtype, enabled=half):
+        dtype = network_type(self.precision, inputs.device.type)
+        with torch.autocast(inputs.device.type, dtype, enabled=dtype is not torch.float32):
             scores: torch.Tensor = super().__call__(inputs, network, *args, **kwargs)
         return scores.float()
 

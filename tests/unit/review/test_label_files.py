@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,17 @@ def test_labels_stored_as_floats_are_read(tmp_path: Path) -> None:
     path = save_nibabel(tmp_path / "a.nii.gz", labels().astype(np.float32), affine_of())
     read = read_label_file(path, grid_of(affine_of()))
     np.testing.assert_array_equal(read.layers[0], labels())
+
+
+def test_segmentations_of_slicer_at_paths_that_are_not_utf8(tmp_path: Path) -> None:
+    """SimpleITK ends the process at such a path."""
+    odd = os.fsdecode(b"M\xfcller")
+    path = save_slicer(tmp_path / "a.seg.nrrd", labels(), ("a", 0, 1), ("b", 0, 2), ("c", 0, 3))
+    (tmp_path / odd).mkdir()
+    moved = path.rename(tmp_path / odd / path.name)
+    assert read_label_file(moved, grid_of(affine_of())).layers
+    with pytest.raises(ScanError, match="rename it"):
+        read_label_file(moved.rename(tmp_path / f"{odd}.seg.nrrd"), grid_of(affine_of()))
 
 
 def test_segmentations_of_slicer(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from monai.transforms import (
 )
 from scipy import ndimage
 
+from scanloom.training import transforms
 from scanloom.training.transforms import (
     LoadVolumed,
     RandAcquisitiond,
@@ -443,3 +444,32 @@ def test_a_field_of_view_is_a_box_outside_which_all_is_zero() -> None:
     assert (np.min(sizes, 0) >= [10, 12, 8]).all()
     never = RandFieldOfViewd(["image"], prob=0.0, smallest=0.5)({"image": image})
     assert torch.equal(never["image"], image)
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "units", "cudnn", "expected"),
+    [
+        ("auto", "cpu", "AVX512-BF16", None, torch.bfloat16),
+        ("auto", "cpu", None, None, torch.float32),
+        ("bfloat16", "cpu", None, None, torch.bfloat16),
+        ("float32", "cpu", "AVX512-BF16", None, torch.float32),
+        ("auto", "mps", "AVX512-BF16", None, torch.float32),
+        ("auto", "cuda", "tensor cores", 91600, torch.bfloat16),
+        ("auto", "cuda", None, 91600, torch.float32),
+        ("bfloat16", "cuda", "tensor cores", 91002, torch.float32),
+    ],
+)
+def test_half_precision_is_trained_in_where_it_is_right_and_not_emulated(
+    precision: str,
+    device: str,
+    units: str | None,
+    cudnn: int | None,
+    expected: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transforms, "bfloat16_units", lambda: units)
+    monkeypatch.setattr(transforms, "cudnn_version", lambda: cudnn)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: units is not None)
+
+    assert transforms.network_type.__wrapped__(precision, device) is expected

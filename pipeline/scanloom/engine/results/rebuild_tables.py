@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from scanloom.core import Reason, Series
+from scanloom.core import Reason, ScanError, Series
 from scanloom.engine.outcomes import Outcome, Outcomes
 from scanloom.engine.prepare import Request
 from scanloom.engine.results import tables
@@ -117,6 +117,8 @@ def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> tuple
         made_by = read_provenance(case_folder(out, folder))
     except (OSError, ValueError):
         return None
+    except ScanError as exc:  # of another version of scanloom
+        return exc.reason.code, exc.detail
     if made_by.recipe != recipe:
         return Reason.STALE.code, OTHER_RECIPE
     return ("", "") if made_by.stamp == stamp else None

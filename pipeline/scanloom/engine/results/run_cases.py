@@ -522,8 +522,9 @@ class OutdatedMarker:
         """Return why a result does not match the current files; None if it does."""
         try:
             made_by = read_provenance(self._folder(case))
-        except (OSError, ValueError):
-            return None, ""  # a damaged result is reported by `verify` and the report
+        except (OSError, ValueError, ScanError):
+            # One that is damaged, or of another version, is reported by `verify` and the report
+            return None, ""
         first, *further = made_by.stamp.split() or [""]
         reason = None if exclusion is None else exclusion.reason
         lacks_channel = bool(further) and reason is Reason.CHANNEL_MISSING

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.identity import ID_FORM
-from scanloom.io.output.file_names import CASE
+from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES, PRIVATE
 from scanloom.io.output.published import check_files
@@ -388,6 +388,11 @@ def iter_cases(
         folders that hold the result of another case.
     folders : iterable of Path, optional
         The folders of some cases, in place of all.
+
+    Raises
+    ------
+    ScanError
+        OLDER_VERSION or NEWER_VERSION for a case of another version of scanloom.
     """
     owners = Owners(out)
     for folder in published_cases(out) if folders is None else folders:
@@ -397,6 +402,8 @@ def iter_cases(
             case = None if other else read(folder, document, timing)
         except _DAMAGE:
             case = None
+        except ScanError as exc:  # of another version
+            raise ScanError(exc.reason, f"case {folder.name}: {exc.detail}") from exc
         if case is None:
             damaged.add(folder.name)
         else:
@@ -446,6 +453,24 @@ def read_case(folder: Path) -> dict[str, Any]:
         If the document is missing or damaged.
     """
     return read_json(folder / CASE)
+
+
+def listed_label_maps(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of the label maps in the `segments.json` of a case or revision.
+
+    Each has a `file` in the folder, a `model` and `structures`. The document may have been changed:
+    no other file is opened, linked or copied for it.
+
+    Raises
+    ------
+    OSError, ValueError, LookupError, TypeError
+        If the document is missing or damaged, or names another file.
+    """
+    entries: list[dict[str, Any]] = read_json(folder / SEGMENTS)["files"]
+    for entry in entries:
+        if not fnmatchcase(entry["file"], "*segmentation*.nii.gz") or "/" in entry["file"]:
+            raise ValueError(f"{SEGMENTS} names a file that is no label map")
+    return entries
 
 
 def is_case_name(name: str) -> bool:

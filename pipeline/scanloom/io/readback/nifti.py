@@ -163,10 +163,18 @@ def _check_length(path: Path, forms: NiftiGeometry) -> None:
         raise mismatch_error(f"{path.name} is truncated")
 
 
+def is_utf8(name: str) -> bool:
+    """Return whether the bytes of a path are UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 @contextmanager
 def path_for_itk(path: Path) -> Iterator[str]:
-    """Yield a path of a file that is UTF-8: SimpleITK aborts the process at any other."""
-    if not any("\ud800" <= character <= "\udfff" for character in str(path)):
+    """Yield a path of a file that is UTF-8: SimpleITK aborts the process at any other.
+
+    The name of the file itself must be UTF-8.
+    """
+    if is_utf8(str(path)):
         yield str(path)
         return
     folder = os.open(path.parent, os.O_RDONLY)

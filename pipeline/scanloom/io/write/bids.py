@@ -20,9 +20,8 @@ from typing import Any
 
 from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.output.failures import has_failed
-from scanloom.io.output.file_names import SEGMENTS
-from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json, write_json
-from scanloom.io.output.layout import identity_of, iter_cases, output_of
+from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, write_json
+from scanloom.io.output.layout import iter_cases, listed_label_maps, output_of
 from scanloom.io.output.work_folder import make_work_folder
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 
@@ -130,13 +129,9 @@ class _Subject:
 
 
 def _read_subject(case: Path, document: dict[str, Any], _: dict[str, Any]) -> _Subject:
-    files = read_json(case / SEGMENTS)["files"]
+    files = listed_label_maps(case)
     for file in files:
-        path = case / file["file"]
-        # `segments.json` may have been changed: no other file is linked or copied
-        if identity_of(path.relative_to(output_of(case))) != "shapes":
-            raise ValueError("a file that is no label map is named as one")
-        open_regular_file(path).close()
+        open_regular_file(case / file["file"]).close()
     results = [*document["models"], *document.get("results", ())]
     return _Subject(case, document, {result["name"]: result for result in results}, files)
 

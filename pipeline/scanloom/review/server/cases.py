@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from scanloom.cards.codes import colors_of_models, shown_name, structure_of_entry
 from scanloom.core import Grid, Measurement, Reason, ScanError, Structure, Volume, is_passing
 from scanloom.core.segmentation import Color
-from scanloom.io.output.file_names import CASE, SCAN_COPY, SEGMENTS
+from scanloom.io.output.file_names import CASE, SCAN_COPY
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import case_folder
+from scanloom.io.output.layout import case_folder, listed_label_maps
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
@@ -186,7 +186,7 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
 def _read_layers(folder: Path, view: View) -> tuple[tuple[Layer, ...], dict[str, str]]:
     """Return the label maps that `segments.json` lists, and the SHA-256 of their files."""
     layers, hashes = [], dict[str, str]()
-    for entry in read_json(folder / SEGMENTS)["files"]:
+    for entry in listed_label_maps(folder):
         name = entry["file"]
         hashes[name] = sha256_of(folder / name)
         labels = read_label_map(folder / name)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from scanloom.io.output.file_names import CASE, CHECKSUMS, SEGMENTS
+from scanloom.io.output.file_names import CASE, CHECKSUMS
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json
-from scanloom.io.output.layout import is_case_name
+from scanloom.io.output.layout import is_case_name, listed_label_maps
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.revisions import latest_result, replaced_correction
 
@@ -182,7 +182,7 @@ def seen_of(result: Path) -> Seen:
     OSError, ValueError, LookupError
         If a document is damaged.
     """
-    files = {entry["file"] for entry in read_json(result / SEGMENTS)["files"]}
+    files = {entry["file"] for entry in listed_label_maps(result)}
     lines = read_regular_file(result / CHECKSUMS, MAX_DOCUMENT_BYTES).decode("utf-8")
     sums = _SUM_LINE.findall(lines)
     recipe = read_json(result / CASE)["recipe"]

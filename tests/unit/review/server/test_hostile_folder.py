@@ -113,6 +113,18 @@ def test_a_preview_that_is_a_link_is_not_served(server: Any, hers: Path) -> None
     assert SECRET not in answer.content
 
 
+def test_no_file_outside_a_case_is_read_as_its_label_map(server: Any, hers: Path) -> None:
+    case = server.out / "cases" / server.cases[0]
+    foreign = Path(shutil.copy2(case / "segmentation.nii.gz", hers / "segmentation.nii.gz"))
+    text, client = (case / "segments.json").read_text(), server.client()
+    for path in (str(foreign), f"../../../{hers.name}/{foreign.name}"):
+        (case / "segments.json").write_text(text.replace('"segmentation.nii.gz"', f'"{path}"'))
+        fit(case)
+        assert client.get(f"/api/case/{case.name}").json()["reason"] == "RESULT_DAMAGED"
+        with pytest.raises(ScanError, match="damaged"):
+            read_label_maps(case)
+
+
 @both_layouts
 @pytest.mark.parametrize("name", ["segmentation.nii.gz", "case.json", "image.nii.gz", ""])
 def test_results_that_are_links_are_not_opened(server: Any, hers: Path, name: str) -> None:
