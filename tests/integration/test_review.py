@@ -29,6 +29,7 @@ from scanloom.engine.revisions import (
     publish_revision,
     take_file,
 )
+from scanloom.io import voxel_values
 from scanloom.review.label_files import read_label_file
 from scanloom.review.revisions import (
     latest_result,
@@ -462,6 +463,14 @@ def test_without_the_key_or_the_scan_nothing_is_published(
         (stored / "gone").rename(stored / "scans")
     assert revision_folders(output.out, output.case.name) == []
     assert list((output.out / ".work").iterdir()) == []
+
+
+def test_a_scan_above_the_usual_limit_can_be_corrected(
+    output: OutputCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was segmented with another `--max-size`, which its result does not tell."""
+    monkeypatch.setattr(voxel_values, "VOXEL_LIMIT_BYTES", 10)
+    assert output.correct().name == "1"
 
 
 def test_a_scan_whose_files_were_changed_is_not_used(stored: Path, output: OutputCopy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -114,9 +115,13 @@ def read_channels(
 
 
 def _read_options(document: Mapping[str, Any]) -> ReadOptions:
-    """Return the options with which a case was read, from `case.json`."""
+    """Return the options with which a case was read, from `case.json`.
+
+    Their limit of a scan's size is not known, but the scan was within it.
+    """
     options = document["options"]
-    return ReadOptions(*(options[name] for name in ("gaps", "nan", "orientation", "modality")))
+    known = (options[name] for name in ("gaps", "nan", "orientation", "modality"))
+    return ReadOptions(*known, max_size=sys.maxsize)
 
 
 def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> None:
