@@ -120,8 +120,8 @@ def _read_options(document: Mapping[str, Any]) -> ReadOptions:
     Their limit of a scan's size is not known, but the scan was within it.
     """
     options = document["options"]
-    known = (options[name] for name in ("gaps", "nan", "orientation", "modality"))
-    return ReadOptions(*known, max_size=sys.maxsize)
+    known = {name: options[name] for name in ("gaps", "nan", "orientation", "modality")}
+    return ReadOptions(**known, max_size=sys.maxsize)
 
 
 def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> None:

@@ -459,6 +459,7 @@ class _Fetch:
                 matches = finder.find_studies(row.keys)
                 fault = _fault_of(row, matches)
                 if fault is not None:
+                    self._away = 0
                     return [self._report(fault)]
                 listed = [(x.study, self._list_series(finder, row, x)) for x in matches]
             # The association is not kept while objects come, or a night is waited for
@@ -466,7 +467,8 @@ class _Fetch:
         except UnreachableError as exc:
             self._away += 1
             return [self._report(StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=exc.reason))]
-        except PeerError as exc:
+        except PeerError as exc:  # it answered
+            self._away = 0
             return [self._report(StudyFetched(row, reason=_reason_of(exc), detail=exc.reason))]
         except EndedError:
             return []
