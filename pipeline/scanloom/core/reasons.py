@@ -213,7 +213,7 @@ class Reason(Enum):
         *_LATER,
     )
     DEVICE_UNAVAILABLE = (
-        "See `scanloom doctor`, or use `segment --device cpu` or a workflow's `device: cpu`",
+        "See `scanloom doctor`, or leave device, engine and precision at their default, `auto`",
         *_LATER,
     )
     ENVIRONMENT = (

@@ -450,6 +450,8 @@ def print_entry(entry: ModelEntry) -> None:
     if card is None:
         raise ValueError("the model has no card")
     facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column()
     untried = ("never run on", ", ".join(NEVER_RUN))
     trials = [
         (_of(trial.model, card, "engine"), f"{trial}; on {trial.place}")
