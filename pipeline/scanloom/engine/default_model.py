@@ -59,10 +59,14 @@ def default_model(
     fitting = _fitting(single, modalities, is_ct)
     if len(fitting) == 1:
         return fitting[0]
-    of = " and ".join(sorted(m for m in modalities if m)) or "scans of unknown modality"
+    known = sorted(m for m in modalities if m)
+    of = " and ".join([*known, *["scans of unknown modality"] * (None in modalities)])
     problem = f"{len(fitting)} models fit" if fitting else "no model of the store is for"
     names = ": " + ", ".join(fitting) if fitting else ""
-    raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {of}{names}; name one with --model")
+    advice = "name one with --model"
+    if len(modalities) > 1:
+        advice += ", or segment scans of different kinds one by one"
+    raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {of}{names}; {advice}")
 
 
 def _fitting(
