@@ -53,6 +53,7 @@ def train(
         page = read_recipe(recipe)
         _check_extra()
         from scanloom.training.train import (
+            MEASURED_STEPS,
             check_folder,
             measure,
             prepare,
@@ -67,6 +68,8 @@ def train(
                 say(line, err=True)
         if options.dry_run:
             check_folder(prepared, options.out)
+            if not general.quiet:
+                say(f"measuring {2 * MEASURED_STEPS} steps", err=True)
             measured = measure(prepared)
             plain = {"schema": 1, "training": {**asdict(measured), "seconds": measured.seconds}}
             print_result(general.mode, lambda: plain, lambda: _show(measured))
