@@ -519,8 +519,8 @@ def check_values(options: Any) -> None:
             expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
             raise ValueError(f"{name} must be {expected}, got {value!r}")
         schema = each.metadata.get("schema", {})
-        pattern = schema.get("pattern", "")  # `load_volume` takes axis codes in small letters too
-        if value is not None and not re.search(pattern, str(value), re.IGNORECASE):
+        pattern = schema.get("pattern")
+        if value is not None and pattern and not re.fullmatch(pattern, str(value)):
             described = each.metadata["description"]
             expected = f"{described[:1].lower()}{described[1:]}, such as {schema['examples'][0]}"
             raise ValueError(f"{name} must be {expected}, got {value!r}")

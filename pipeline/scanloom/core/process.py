@@ -181,7 +181,8 @@ def blame(error: BaseException) -> ScanError:
         return ScanError(Reason.OUT_OF_MEMORY, detail)
     lacking = lacks_memory(error)
     if kind == "AcceleratorError" and not lacking:  # nothing runs on the device in this process
-        return ScanError(Reason.DEVICE_UNAVAILABLE, "the device reported a fault")
+        detail = "the device reported a fault: `segment --device cpu` runs without it"
+        return ScanError(Reason.DEVICE_UNAVAILABLE, detail)
     if lacking:
         detail = "the models, the scan and its result do not fit into memory"
         return ScanError(Reason.OUT_OF_MEMORY, detail)

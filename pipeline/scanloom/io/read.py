@@ -98,7 +98,8 @@ def load_volume(
     """
     check_type(phase, (Integral, NoneType), "phase must be a whole number")
     check_type(max_bytes, (int, NoneType), "max_bytes must be a whole number")
-    options = ReadOptions(gaps, nan, orientation, modality, max_bytes)  # type: ignore[arg-type]
+    axes = orientation.strip().upper() if isinstance(orientation, str) else orientation
+    options = ReadOptions(gaps, nan, axes, modality, max_bytes)  # type: ignore[arg-type]
     check_values(options)
     if series == ALL:
         raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')

@@ -215,3 +215,11 @@ def test_a_limit_of_file_sizes_is_not_taken_for_a_lack_of_memory(
 
     assert reported.reason is Reason.ENVIRONMENT
     assert "ulimit -f" in reported.detail
+
+
+def test_a_device_with_a_fault_can_be_done_without() -> None:
+    """The default, `auto`, would choose it again."""
+    error = type("AcceleratorError", (RuntimeError,), {})("CUDA error: unspecified launch failure")
+    reported = blame(error)
+    assert reported.reason is Reason.DEVICE_UNAVAILABLE
+    assert '`device="cpu"`' in str(reported)

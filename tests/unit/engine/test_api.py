@@ -60,6 +60,7 @@ def test_every_option_is_a_keyword_with_its_default_and_an_option_of_the_command
         ({"names": "patient"}, "names must be one of"),
         ({"precision": "double"}, "precision must be one of"),
         ({"device": "gpu"}, 'device must be "auto", "cpu", .*, such as cuda:0, got \'gpu\''),
+        ({"device": "CUDA"}, "device must be .*, got 'CUDA'"),
         ({"orientation": "up"}, "orientation must be axis codes .*, such as RAS, got 'UP'"),
         ({"also": "pictures"}, "also must be of"),
         ({"structures": ""}, "structures must name at least one"),

@@ -16,7 +16,7 @@ _MOST_HALF_LIVES = 10
 _WEIGHT_KG = (0.3, 500.0)
 _DOSE_BQ = (1e5, 1e11)
 """Doses in MBq, which some programs write, are below: SUVs would be a million times too high."""
-_MOMENT = re.compile(r"(\d{12})(?:(\d\d)(\.\d+)?)?", re.ASCII)
+_MOMENT = re.compile(r"(\d{12})(?:(\d\d)(\.\d+)?)?\.?", re.ASCII)
 """Date, hour and minute, then second and fraction, which may be left out (PS3.5 6.2, TM)."""
 
 

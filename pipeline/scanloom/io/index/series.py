@@ -269,23 +269,31 @@ def _is_single_file(path: Path | str) -> bool:
 def _with_folder(path: str) -> list[str]:
     """Return a file and the other files of its folder, without archives and DICOMDIRs.
 
-    Links to files of the folder are left out, as in a folder that is searched.
+    Each is there once, as in a folder that is searched: links to one of them are left out.
     """
     folder = os.path.dirname(path)
-    home, given = os.path.realpath(folder), os.path.realpath(path)
-
-    def is_other(entry: os.DirEntry[str]) -> bool:
-        if not entry.is_symlink():
-            return os.path.join(home, entry.name) != given
-        target = os.path.realpath(entry.path)
-        return target != given and os.path.dirname(target) != home
-
+    home, known = os.path.realpath(folder), {os.path.realpath(path)}
     try:
         with os.scandir(folder) as listing:
-            files = sorted(e.path for e in listing if e.is_file() and is_other(e))
+            entries = sorted(listing, key=lambda e: (e.is_symlink(), e.path))  # files before links
     except OSError:
-        files = []
-    return [path, *(f for f in files if not is_archive(f) and f[-8:] != "DICOMDIR")]
+        return [path]
+    files = []
+    for entry in entries:
+        is_link = entry.is_symlink()
+        target = os.path.realpath(entry.path) if is_link else os.path.join(home, entry.name)
+        if target not in known and _may_be_file(entry):
+            known.add(target)
+            files.append(entry.path)
+    return [path, *(f for f in sorted(files) if not is_archive(f) and f[-8:] != "DICOMDIR")]
+
+
+def _may_be_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a file, or one that can't be read, such as a loop of links."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return True
 
 
 def _lost(

@@ -11,6 +11,7 @@ from pydicom.dataset import Dataset
 
 import scanloom
 from scanloom.core import Flag
+from scanloom.io.dicom.header.header import pydicom_muted
 from scanloom.io.dicom.suv import suv_factor
 from support.write_dicom import Words, noise, write_series
 
@@ -61,6 +62,12 @@ HALF_DAY = WEIGHT_KG * 1000 / (DOSE_BQ * 0.5 ** (12 * 3600 / F18_S))
 )
 def test_activity_decays_from_injection_to_scan(header: Dataset) -> None:
     assert suv_factor(header) == pytest.approx(HOUR)
+
+
+def test_a_time_may_end_in_a_point() -> None:
+    with pydicom_muted():  # which warns of it
+        header = pet({"RadiopharmaceuticalStartTime": "091500."})
+        assert suv_factor(header) == pytest.approx(HOUR)
 
 
 def test_an_injection_before_midnight() -> None:

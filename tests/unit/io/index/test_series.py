@@ -63,7 +63,12 @@ def test_a_file_stands_for_its_series_in_its_folder(tmp_path):
     first = next(tmp_path.glob("four_*"))
     assert scanloom.load_volume(first).grid.shape == (10, 11, 4)
     (tmp_path / "latest").symlink_to(first)
-    for path in (first, tmp_path / "latest"):  # a slice counts once, as in its folder
+    (tmp_path / "loop").symlink_to("loop")
+    links = tmp_path / "links"
+    links.mkdir()
+    for number, path in enumerate([*tmp_path.glob("four_*"), first]):
+        (links / f"{number}").symlink_to(path)
+    for path in (first, tmp_path / "latest", links / "0"):  # a slice counts once, as in its folder
         assert [len(series.files) for series in find_series(path)] == [4]
 
 

@@ -496,6 +496,7 @@ def _inflated_data_set(path: Path, limit: int, *_state: int) -> tuple[bytes, int
     """Inflate a deflated data set (PS3.5 A.5); return it with offset and length of its pixels."""
     from pydicom import dcmread
 
+    _inflated_data_set.cache_clear()  # `inflation_bytes` are those of one file, not of two
     with _open(path) as file:
         start = file.read(_GROUP_LENGTH_END)
         if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
@@ -586,14 +587,17 @@ def check_native_length(frame: FrameRef) -> None:
             check_excess(located, source)
 
 
+_WITHOUT_TABLE = (*NATIVE_TRANSFER_SYNTAXES, uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN)
+
+
 def find_frame_tables(frames: list[FrameRef]) -> dict[Path, FrameTable]:
     """Return the frame table of each file with several encapsulated frames, by path."""
     tables: dict[Path, FrameTable] = {}
     for frame in frames:
-        if frame.frames > 1 and not frame.is_plain and frame.path not in tables:
+        is_encapsulated = frame.syntax not in _WITHOUT_TABLE
+        if frame.frames > 1 and is_encapsulated and frame.path not in tables:
             with open_pixels(frame) as (located, source):
-                if located.syntax not in NATIVE_TRANSFER_SYNTAXES:
-                    tables[frame.path] = locate_frames(located, source)
+                tables[frame.path] = locate_frames(located, source)
     return tables
 
 

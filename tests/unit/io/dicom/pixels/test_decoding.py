@@ -305,14 +305,20 @@ def test_rle_of_packed_bits_is_decoded(tmp_path):
 
 
 def test_a_deflated_file_is_inflated_once_for_all_frames(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(frame_module, "inflate", lambda *args: calls.append(1) or inflate(*args))
+    kept = []  # the inflated files that are in memory when another one is inflated
+
+    def counting(*args):
+        kept.append(frame_module._inflated_data_set.cache_info().currsize)
+        return inflate(*args)
+
+    monkeypatch.setattr(frame_module, "inflate", counting)
     frames = smooth(9, 16)
     dataset = dataset_of(tmp_path / "a", frames)
-    path = save(tmp_path / "a.dcm", dataset, frames.tobytes(), DEFLATED)
-    stored = read_stored([frame_module.frame_ref(header_of(path), n) for n in range(9)])
-    np.testing.assert_array_equal(stored, frames)
-    assert len(calls) == 1
+    for name in "ab":
+        path = save(tmp_path / f"{name}.dcm", dataset, frames.tobytes(), DEFLATED)
+        stored = read_stored([frame_module.frame_ref(header_of(path), n) for n in range(9)])
+        np.testing.assert_array_equal(stored, frames)
+    assert kept == [0, 0]
 
 
 def test_deflated_files_are_read(tmp_path):
