@@ -15,6 +15,11 @@ _JOINERS: Final = frozenset("\u200c\u200d")
 """Invisible characters that Persian and Indic spelling need; they are not escaped."""
 
 
+def is_utf8(path: str) -> bool:
+    """Return whether the bytes of a path are UTF-8; others have surrogates in place of them."""
+    return not any("\ud800" <= character <= "\udfff" for character in path)
+
+
 def printable(text: str) -> str:
     r"""Return foreign text with invisible and control characters escaped, without line breaks.
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.core.grid import LPS_TO_RAS_AFFINE
-from scanloom.io.readback.nifti import is_utf8, path_for_itk
+from scanloom.core.text import is_utf8
+from scanloom.io.readback.nifti import path_for_itk
 
 TOLERANCE = 0.02
 """Largest distance between voxel centres, in voxels."""

@@ -12,6 +12,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scanloom.core.text import is_utf8
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
@@ -68,7 +70,9 @@ def open_parquet(source: Any) -> parquet.ParquetFile:
     """
     from pyarrow import parquet
 
-    source = open_native(source) if isinstance(source, str | Path) else source
+    if isinstance(source, str | Path):
+        # Arrow closes what it has opened
+        source = str(source) if is_utf8(str(source)) else open_native(source)
     # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
     file = parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
     metadata = file.metadata

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid
 from scanloom.core.grid import LPS_TO_RAS_AFFINE
+from scanloom.core.text import is_utf8
 from scanloom.io.readback.mismatch import decoding, mismatch_error
 from scanloom.io.scan import NiftiSource, Source
 from scanloom.io.volumes.nifti import forms_for, has_own_forms
@@ -161,11 +162,6 @@ def _check_length(path: Path, forms: NiftiGeometry) -> None:
         length = struct.unpack("<I", file.read())[0]  # RFC 1952: ISIZE, modulo 2^32
     if length != (forms.offset + math.prod(forms.shape) * forms.dtype.itemsize) % 2**32:
         raise mismatch_error(f"{path.name} is truncated")
-
-
-def is_utf8(name: str) -> bool:
-    """Return whether the bytes of a path are UTF-8."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 @contextmanager

@@ -107,6 +107,8 @@ def test_a_file_of_an_older_version_is_read(tmp_path: Path) -> None:
 
     with open_parquet(tmp_path / "old.parquet") as table:
         assert table.read().equals(patients(3))
+    opened = [file.resolve() for file in Path("/proc/self/fd").iterdir()]
+    assert tmp_path / "old.parquet" not in opened
 
 
 def test_rows_are_chosen_by_an_expression(tmp_path: Path) -> None:
