@@ -91,25 +91,30 @@ def _listen_status(out: Path) -> dict[str, Any] | None:
     from scanloom.io.output.json_file import read_json
     from scanloom.io.output.layout import LISTEN_STATUS
 
-    with suppress(OSError, ValueError, KeyError, ScanError):
+    with suppress(OSError, ValueError, TypeError, KeyError, ScanError):
         document = read_json(out / LISTEN_STATUS)
-        return {name: document[name] for name in ("written", "has_ended", "parts")}
+        written, due = float(document["written"]), float(document["due"])
+        known = {"written": written, "due": due, "has_ended": bool(document["has_ended"])}
+        return {**known, "parts": dict(document["parts"])}
     return None
 
 
-def _listen_sentence(written: float, parts: Mapping[str, str], *, has_ended: bool) -> str:
+def _listen_sentence(
+    written: float, due: float, parts: Mapping[str, str], *, has_ended: bool
+) -> str:
     """Return what is known of the processes of `listen`, with the time since it was written."""
-    age = time.time() - written
+    now = time.time()
+    age = format_clock(max(0.0, now - written))
     if has_ended:
-        return f"Listen: ended {format_clock(age)} ago."
-    if age > LISTEN_SILENT_S:
-        return f"Listen: nothing was heard for {format_clock(age)}: it was killed, or hangs."
+        return f"Listen: ended {age} ago."
+    if now - due > LISTEN_SILENT_S:
+        return f"Listen: nothing was heard for {age}: it was killed, or hangs."
     troubles = [f"the {role}: {state}" for role, state in parts.items() if state]
-    return f"Listen: {'; '.join(troubles) or 'all processes run'}."
+    return f"Listen: {'; '.join(troubles) or ('all processes run' if parts else 'starts')}."
 
 
 LISTEN_SILENT_S = 300.0
-"""`listen` writes its state each few seconds."""
+"""So long after its time, what `listen` writes is missing."""
 
 
 def _outbox_document(outbox: OutboxState | None) -> dict[str, Any] | None:

@@ -31,6 +31,8 @@ MOST_STUDIES, MOST_LINES = 100, 50
 """Rows of a table: the newest."""
 DAY_S = 24 * 3600.0
 RELOAD_S = 15
+RESTS = 20
+"""So many times as long as a writing of the page took, there is none."""
 _OUTCOMES = {"begun": "in work", "": "waits"}
 _PROOFS = ("committed", "found", "acknowledged")
 _OPEN = ("waiting", "sent", "asked")
@@ -108,7 +110,8 @@ class ListenPage:
         page.parent.mkdir(exist_ok=True)
         html = self._html(states, counts, sent, parts, now, has_ended)
         atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
-        status = {"written": now, "has_ended": has_ended, "parts": dict(parts)}
+        due = now + (1 + RESTS) * (time.time() - now)
+        status = {"written": now, "due": due, "has_ended": has_ended, "parts": dict(parts)}
         atomic_write(self._out / LISTEN_STATUS, lambda draft: write_document(draft, status))
         if self._site.metrics is not None:
             text = self._metrics(counts, sent, parts, now)

@@ -47,7 +47,7 @@ MAX_FIRST_STARTS = 3
 """Starts of a part that has never been ready."""
 LOOK_S = 0.2
 PAGE_PAUSE_S = 5.0
-"""Between two writings of the page; twenty times what one takes if that is longer."""
+"""Between two writings of the page; `RESTS` times what one takes if that is longer."""
 CLEAR_PAUSE_S = 60.0
 """Between two looks for studies to remove from the spool."""
 PATIENCE_S = 90.0
@@ -424,7 +424,7 @@ def _deliver(setup: Setup, lines: _Lines) -> None:
 
 
 def _show(setup: Setup, lines: _Lines) -> None:
-    from scanloom.engine.listen.page import ListenPage
+    from scanloom.engine.listen.page import RESTS, ListenPage
     from scanloom.engine.listen.receive import end_requested
 
     os.nice(10)  # receiving and cases come first
@@ -440,7 +440,7 @@ def _show(setup: Setup, lines: _Lines) -> None:
                 states = _told(states)
                 page.write(states)
                 took = time.monotonic() - began
-                due = began + took + max(PAGE_PAUSE_S, 20 * took)
+                due = began + took + max(PAGE_PAUSE_S, RESTS * took)
         page.write(has_ended=True)
 
 

@@ -132,7 +132,7 @@ class RunCases:
 
         They failed and are not tried again, or their result must not be replaced.
         """
-        return [record for record in self.records if record.reason]
+        return [self._record(entry) for entry in self._ended if entry.code]
 
     def with_result(self, names: set[str]) -> set[str]:
         """Return those of some cases that have a current result of an earlier run."""

@@ -93,8 +93,8 @@ def test_a_page_of_nothing(site: Site, tmp_path: Path) -> None:
 def test_a_process_that_does_nothing_is_named(page: ListenPage, tmp_path: Path) -> None:
     page.write({"receiver": "no sign of life", "worker": "", "delivery": "ended (DISK_FULL)"})
 
-    told = scanloom("status", tmp_path / "out")
-    assert "Listen: the receiver: no sign of life; the delivery: ended (DISK_FULL)." in told.out
+    sentence = "Listen: the receiver: no sign of life; the delivery: ended (DISK_FULL)."
+    assert told(tmp_path) == sentence
     html = (tmp_path / "out" / "listen" / "index.html").read_text()
     assert "The receiver: no sign of life." in html
     assert "The delivery: ended (DISK_FULL)." in html
@@ -107,13 +107,37 @@ def test_a_process_that_does_nothing_is_named(page: ListenPage, tmp_path: Path) 
 
 def test_the_last_page_says_that_nothing_is_received(page: ListenPage, tmp_path: Path) -> None:
     assert "nothing is received" not in html_of(page, tmp_path)
+    assert told(tmp_path) == "Listen: starts."
 
     page.write(has_ended=True)
 
     html = (tmp_path / "out" / "listen" / "index.html").read_text()
     assert "<code>listen</code> ended at" in html
-    assert "Listen: ended 0:00:0" in scanloom("status", tmp_path / "out").out
+    assert re.fullmatch(r"Listen: ended [0-9:]+ ago\.", told(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kept", "sentence"),
+    [
+        ({"written": 1000.0, "due": 1000.0}, r".* nothing was heard for .*: it was killed, or .*"),
+        ({"written": 1000.0}, "Listen: all processes run."),  # a page of many studies takes long
+        ({"written": 1e12, "has_ended": True}, "Listen: ended 0:00:00 ago."),  # another's clock
+        ({"written": None}, ""),
+        ({"parts": 1}, ""),
+    ],
+)
+def test_status_judges_by_what_was_written(
+    kept: dict[str, object], sentence: str, page: ListenPage, tmp_path: Path
+) -> None:
+    page.write({"receiver": ""})
     status = tmp_path / "out" / "listen" / "status.json"
-    killed = json.loads(status.read_text()) | {"has_ended": False, "written": 1000.0}
-    status.write_text(json.dumps(killed))
-    assert "it was killed, or hangs" in scanloom("status", tmp_path / "out").out
+    status.write_text(json.dumps(json.loads(status.read_text()) | kept))
+
+    assert re.fullmatch(sentence, told(tmp_path))
+
+
+def told(tmp_path: Path) -> str:
+    """Return what `status` tells of `listen`."""
+    ended = scanloom("status", tmp_path / "out")
+    assert "INTERNAL" not in ended.err
+    return next((line for line in ended.out.splitlines() if line.startswith("Listen")), "")

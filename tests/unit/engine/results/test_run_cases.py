@@ -10,9 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
 from scanloom.engine.monitor import StatusWriter
+from scanloom.engine.outcomes import Outcome
 from scanloom.engine.prepare import Request
+from scanloom.engine.results import run_cases
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.run import RunOptions, RunSteps
 from scanloom.engine.worker.messages import CaseFile
@@ -85,6 +89,17 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     status_writer.close("done")
     assert (now.cases, now.before, now.work, now.failed) == (len(NAMES), 0, len(NAMES) - 2, 2)
     assert now.reasons == {"DAMAGED": 1, "RESULT_DAMAGED": 1}
+
+
+def test_results_of_earlier_runs_are_not_looked_for_to_be_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million cases on a share, that takes as long as the run."""
+    cases = CasesOf(candidates, tmp_path)
+    cases._ended.append(Outcome("case1", "", ""))
+    monkeypatch.setattr(run_cases, "case_folder", pytest.fail)
+
+    assert (cases.ended, cases.without_result) == (1, [])
 
 
 def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
