@@ -99,7 +99,8 @@ def deliver(
             while not end.is_set() and not is_done():
                 if time.monotonic() - tidied > TIDY_S:
                     tidied = time.monotonic()
-                    outbox.tidy()
+                    with suppress(OSError):  # a share that is away for a while
+                        outbox.tidy()
                 _look(outbox, deliveries)
                 end.wait(TICK_S)
         finally:
