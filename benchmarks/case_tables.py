@@ -186,10 +186,10 @@ def generate_list(out: Path) -> None:
 
 def with_own_ids() -> None:
     """Let each case have the name of its folder as its id."""
-    from scanloom.engine.results import tables
+    from scanloom.io.output import layout
 
-    original = tables.read_case
-    tables.read_case = lambda folder: {**original(folder), "case": folder.name}
+    original = layout.read_case
+    layout.read_case = lambda folder: {**original(folder), "case": folder.name}
 
 
 def step_again(out: Path, _: int) -> Callable[[], object]:
