@@ -114,11 +114,13 @@ def write_alike(out: Path, index: Any) -> None:
 
     from scanloom.engine.outcomes import Outcome, Outcomes
     from scanloom.engine.results import tables
+    from scanloom.io.output.layout import read_case
+    from scanloom.io.output.published import check_files
 
     def like_first(_: Path, read: Any, __: set[str], folders: Iterator[Path]) -> Iterator[Any]:
         first = None
         for folder in folders:
-            first = first or read(folder)
+            first = first or read(folder, read_case(folder), check_files(folder))
             case, measured, columns = first
             rows = [{**row, "case": folder.name} for row in measured[:1]]
             yield case._replace(name=folder.name, case=folder.name), rows, columns

@@ -344,7 +344,10 @@ def _exact_names() -> Mapping[str, Coding]:
 
 def _terms(name: str) -> frozenset[str]:
     """Return the normalised terms of a name: lower case, singular, without noise words."""
-    terms = re.findall(r"[a-z0-9]+", name.lower())
+    text = name.lower()
+    if "vertebra" in text:  # "L 5" is no side
+        text = re.sub(r"\b([ctls])[\W_]+(?=\d)", r"\1", text.replace("_", " "))
+    terms = re.findall(r"[a-z0-9]+", text)
     normalised = {synonym for term in terms for synonym in _SAME.get(term, term).split()} - _NOISE
     if "rib" in normalised or "muscle" in normalised:
         normalised = {term for term in normalised if not term.isdigit()}

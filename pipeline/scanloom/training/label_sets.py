@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -302,13 +303,12 @@ def _file_labels(
     values: Names | None = None,
     image: Path | None = None,
     patient: str = "",
+    names: Sequence[str] = (),
 ) -> CaseLabels:
     """Return the labels of a file; `values` are those that a dataset names."""
-    # a list may pair `segmentation-0` with `volume-0`
-    of_image = () if image is None else (_scan_name(image),)
     return CaseLabels(
         name,
-        tuple(dict.fromkeys((name, *of_image))),
+        (name, *(each for each in names if each != name)),
         patient,
         path,
         has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
@@ -360,11 +360,16 @@ def _listed_cases(
     scans: Mapping[str, Path],
 ) -> list[CaseLabels]:
     """Return the label maps of a dataset with its description; images are listed or in `scans`."""
-    names, patients = value_names(document), _patients(root)
+    values, patients, of_images = value_names(document), _patients(root), _image_names(document)
     of_cases = _case_names([file for file, _ in files])
     return [
         _file_labels(
-            file, name, names, root / image if image else scans.get(name), patients.get(name, "")
+            file,
+            name,
+            values,
+            root / image if image else scans.get(name),
+            patients.get(name, ""),
+            [of_images[image]] if image in of_images else [],
         )
         for name, (file, image) in zip(of_cases, files, strict=True)
     ]
@@ -381,7 +386,7 @@ def _held_out(bundle: Path, document: Mapping[str, Any]) -> tuple[list[CaseLabel
     if not files:
         detail = "the recipe of this bundle held out no case (hold_out)"
         raise ScanError(Reason.TRAINING_DATA, detail, str(bundle))
-    seen = _all_names(_listed(root, document, _TRAINING))
+    seen = _all_names(_listed(root, document, _TRAINING), document)
     return _listed_cases(root, files, document, {}), seen
 
 
@@ -404,14 +409,30 @@ def _training_names(folder: Path) -> frozenset[str]:
     if not document:
         return frozenset()
     listed = _listed(folder, document, _TRAINING)
-    return _all_names(listed or [(file, None) for file in _files(folder / "labelsTr")])
+    listed = listed or [(file, None) for file in _files(folder / "labelsTr")]
+    return _all_names(listed, document)
 
 
-def _all_names(files: Sequence[tuple[Path, str | None]]) -> frozenset[str]:
-    """Return the names of label maps, and of their images where these tell cases apart."""
-    images = [_scan_name(Path(image)) for _, image in files if image]
-    further = images if len(set(images)) == len(images) else ()
-    return frozenset((*_case_names([file for file, _ in files]), *further))
+def _all_names(
+    files: Sequence[tuple[Path, str | None]], document: Mapping[str, Any]
+) -> frozenset[str]:
+    """Return the names of label maps, and those of `_image_names` of their images."""
+    of_images = _image_names(document)
+    images = (of_images[image] for _, image in files if image in of_images)
+    return frozenset((*_case_names([file for file, _ in files]), *images))
+
+
+def _image_names(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of listed images: a list may pair `segmentation-0` with `volume-0`.
+
+    A name that several images of the list have, whatever they are for, tells no case.
+    """
+    listed = (
+        each["image"] for subset in (*_TESTS, *_TRAINING) for each in _items(document, subset)
+    )
+    names = {image: _scan_name(Path(image)) for image in listed if image}
+    counts = Counter(names.values())
+    return {image: name for image, name in names.items() if counts[name] == 1}
 
 
 def _patients(folder: Path) -> dict[str, str]:

@@ -89,6 +89,7 @@ def test_sides_are_those_of_cid_244(side: Code) -> None:
         ("left lung upper lobe", "Upper lobe of lung", LEFT, ANATOMY),
         ("heart_atrium_left", "Left atrium", None, ANATOMY),
         ("vertebrae_L5", "L5 vertebra", None, ANATOMY),
+        ("Vertebra_L_5", "L5 vertebra", None, ANATOMY),
         ("vertebrae_T12", "T12 vertebra", None, ANATOMY),
         ("rib_left_7", "Seventh rib", LEFT, ANATOMY),
         ("left rib", "Rib", LEFT, ANATOMY),

@@ -269,6 +269,18 @@ def test_cases_of_a_list_have_the_names_of_its_images_too(tmp_path: Path) -> Non
     assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
 
 
+def test_a_name_that_images_of_a_list_share_tells_no_case(tmp_path: Path) -> None:
+    """The prediction of a training case would be compared with the reference of another."""
+    pairs = [{"image": f"{n}/image.nii.gz", "label": f"labels/{n}.nii.gz"} for n in ("a", "b")]
+    save(tmp_path / "labels/a.nii.gz", two_boxes())
+    write(tmp_path / "datalist.json", {"testing": pairs[:1], "training": pairs[1:]})
+
+    references = open_label_set(tmp_path)
+
+    assert [case.names for case in references.cases] == [("a",)]
+    assert references.training == {"b"}
+
+
 @pytest.mark.parametrize("references", ["dataset", "dataset/labelsTs"])
 @pytest.mark.parametrize("listed", [True, False])
 def test_training_cases_of_the_references_lack_none(
