@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,6 @@ from scanloom.convert.store import shipped
 from scanloom.core import Flag, Layer, Outputs, Reason
 from scanloom.engine.segment import iter_segment
 from scanloom.io.extras import sr
-from scanloom.io.output import file_names
-from scanloom.io.output.case_folder import CaseContent
 from scanloom.options import SegmentOptions, segment_options
 from support import case_folders
 from support.commands import scanloom as scanloom_command
@@ -144,17 +143,16 @@ def test_a_run_publishes_it_and_verify_knows_it(tmp_path: Path) -> None:
 def test_a_report_that_was_altered_is_not_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = sr.write_sr
+    save = sr.save_object
 
-    def write_and_alter(folder: Path, content: CaseContent) -> None:
-        write(folder, content)
-        path = folder / file_names.MEASUREMENTS_SR
+    def save_and_alter(path: Path, *content: Any) -> None:
+        save(path, *content)
         report = dcmread(path)
         [number] = report.ContentSequence[-1].ContentSequence[2].ContentSequence[-3:-2]
         number.MeasuredValueSequence[0].NumericValue = 7
         dcmwrite(path, report)
 
-    monkeypatch.setattr(sr, "write_sr", write_and_alter)
+    monkeypatch.setattr(sr, "save_object", save_and_alter)
     options = options_of(tmp_path)
     [(_, record)] = iter_segment([shipped("data") / "torso_ct"], options)
     assert record.reason is Reason.WRITE_MISMATCH

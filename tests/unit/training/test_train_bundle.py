@@ -767,6 +767,7 @@ def test_a_model_is_trained_of_label_maps_alone(tmp_path: Path) -> None:
     assert len(read_model(bundle, {}).structures) == 2
     listed = json.loads((bundle / "configs" / "datalist.json").read_text())
     assert len(listed.pop("content")) == 64  # a SHA-256
+    assert listed.pop("labels") == {"near": [1], "far": [2]}
     assert {name: len(cases) for name, cases in listed.items()} == {
         "training": 4,
         "validation": 1,
