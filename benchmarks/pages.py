@@ -127,8 +127,10 @@ def make_cases(out: Path, count: int) -> None:
         with CaseFolder(out, id_of(n), "abc") as folder:
             (folder.path / "case.json").write_text(json.dumps(document))
             (folder.path / "timing.json").write_text("{}")
-            (folder.path / "segments.json").write_text('{"files": [{"file": "labels.nii.gz"}]}')
-            (folder.path / "labels.nii.gz").write_text(str(n))
+            (folder.path / "segments.json").write_text(
+                '{"files": [{"file": "segmentation.nii.gz"}]}'
+            )
+            (folder.path / "segmentation.nii.gz").write_text(str(n))
             write_measurements(folder.path, found)
             made.append(folder.publish())
     write_case_tables(out, set())

@@ -72,13 +72,13 @@ def add_revision(out: Path, case: Path, seed: int) -> Path:
     folder = Path(out, *REVISIONS, case.name, "1")
     folder.mkdir(parents=True)
     _write(folder, document, draw_measurements(rng, models))
-    (folder / "SHA256SUMS").write_text(f"{seed:064}  labels.nii.gz\n")
+    (folder / "SHA256SUMS").write_text(f"{seed:064}  segmentation.nii.gz\n")
     return folder
 
 
 def _write(folder: Path, document: object, measurements: Sequence[Measurement]) -> None:
     (folder / "case.json").write_text(json.dumps(document))
     (folder / "timing.json").write_text('{"source_stamp": "s"}')
-    (folder / "segments.json").write_text('{"files": [{"file": "labels.nii.gz"}]}')
-    (folder / "labels.nii.gz").write_text(json.dumps(document))
+    (folder / "segments.json").write_text('{"files": [{"file": "segmentation.nii.gz"}]}')
+    (folder / "segmentation.nii.gz").write_text(json.dumps(document))
     write_measurements(folder, measurements)

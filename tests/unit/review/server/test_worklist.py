@@ -406,7 +406,7 @@ def test_a_list_from_tables_is_that_from_folders(drawn: Path) -> None:
     revision = add_revision(drawn, folders[7], 107)
     add_failure(drawn, names[9], Reason.CRASHED)  # its rows are flagged
     shutil.rmtree(folders[11])
-    (folders[13] / "labels.nii.gz").unlink()
+    (folders[13] / "segmentation.nii.gz").unlink()
     (folders[17] / "another").write_text("")
 
     from_tables, read = first_look(drawn, {names[19]})
@@ -520,7 +520,7 @@ def take_away(out: Path, name: str) -> None:
 
 
 def damage(out: Path, name: str) -> None:
-    (out / "cases" / name / "labels.nii.gz").unlink()
+    (out / "cases" / name / "segmentation.nii.gz").unlink()
 
 
 def edit_in_place(out: Path, name: str) -> None:
