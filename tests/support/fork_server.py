@@ -160,12 +160,12 @@ def become(
     if process:
         for descriptor in inherited:
             os.close(descriptor)
-        os.write(status, PID.pack(process))
         _, ended = os.waitpid(process, 0)
         os.write(status, CODE.pack(os.waitstatus_to_exitcode(ended)))
         os._exit(0)
+    os.setsid()  # before its number is known: its group is killed by it
+    os.write(status, PID.pack(os.getpid()))
     os.close(status)
-    os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.close(out)
