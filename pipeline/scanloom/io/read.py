@@ -99,7 +99,7 @@ def load_volume(
     check_type(phase, (Integral, NoneType), "phase must be a whole number")
     check_type(max_bytes, (int, NoneType), "max_bytes must be a whole number")
     axes = orientation.strip().upper() if isinstance(orientation, str) else orientation
-    options = ReadOptions(gaps, nan, axes, modality, max_bytes)  # type: ignore[arg-type]
+    options = ReadOptions(gaps, nan, axes, modality, max_bytes)  # type: ignore[arg-type]  # checked
     check_values(options)
     if series == ALL:
         raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')

@@ -787,7 +787,7 @@ class _Maker:
         try:
             os.link(path.name, target, src_dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(target.lstat().st_mode):
-                raise OSError("not a regular file")  # noqa: TRY301
+                raise OSError("not a regular file")  # noqa: TRY301  # as others
         except OSError:  # another file system, or one without links
             self._copy(path, name)
         finally:

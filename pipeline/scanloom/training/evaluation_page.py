@@ -103,7 +103,7 @@ def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
 
 def _number(value: float, digits: int = 3, sign: str = "") -> str:
     """Return a number for a cell; a dash if it is not defined, and 0 without a minus."""
-    return "–" if math.isnan(value) else f"{round(value, digits) + 0.0:{sign}.{digits}f}"  # noqa: RUF001
+    return "–" if math.isnan(value) else f"{round(value, digits) + 0.0:{sign}.{digits}f}"  # noqa: RUF001  # a dash
 
 
 def _inline(content: bytes, kind: str) -> str:

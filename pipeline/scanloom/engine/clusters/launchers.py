@@ -138,7 +138,7 @@ class SlurmJobs:
 
     def _call(self, command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
         try:
-            done = subprocess.run(  # noqa: S603
+            done = subprocess.run(  # noqa: S603  # sbatch and the like
                 command,
                 input=text,
                 capture_output=True,
@@ -242,7 +242,7 @@ class SshHosts:
         # Outside `try`: a log that can't be written is an error of the disk, not of the client
         with append_private(self._logs / f"ssh-{number}.log") as log:
             try:
-                return subprocess.Popen(  # noqa: S603
+                return subprocess.Popen(  # noqa: S603  # ssh
                     self.command(host),
                     stdin=subprocess.PIPE,
                     stdout=log,

@@ -177,8 +177,8 @@ def configure_pynetdicom() -> None:
     _config.STORE_RECV_CHUNKED_DATASET = True
     # all classes, each in the first syntax that is offered for it
     _config.UNRESTRICTED_STORAGE_SERVICE = True
-    dimse_messages.NamedTemporaryFile = _DraftFile  # type: ignore[attr-defined,assignment]
-    dimse_messages.create_file_meta = _file_meta  # type: ignore[attr-defined]
+    dimse_messages.NamedTemporaryFile = _DraftFile  # type: ignore[attr-defined,assignment]  # ours
+    dimse_messages.create_file_meta = _file_meta  # type: ignore[attr-defined]  # ours
 
 
 def _arriving() -> DataSets | None:

@@ -336,7 +336,7 @@ class _Association(Association):
             self.connection.settimeout(options.handshake)  # of the handshake as a whole
             if options.tls is not None:
                 self.connection = options.tls.wrap_socket(self.connection, server_side=True)
-                self.dul.socket.socket = self.connection  # type: ignore[union-attr]
+                self.dul.socket.socket = self.connection  # type: ignore[union-attr]  # it is open
             # pynetdicom looks for bytes 1000 times a second: not before there are any
             if not _has_bytes(self.connection, options.handshake):
                 LOG.info("a connection from %s was silent", self.address)

@@ -494,7 +494,7 @@ def folder_name(source: SourceRecord, taken: Iterable[str]) -> str:
     if source.patient_id:
         name = safe_file_name(f"{source.patient_id} {source.series_number}")
     else:
-        name = os.path.basename(source.path)  # noqa: PTH119 escaped, not a path
+        name = os.path.basename(source.path)  # noqa: PTH119  # escaped, no path
         name = safe_file_name(_SUFFIXES.sub("", name))
     used = {folder.casefold() for folder in taken}
     for candidate in (name, f"{name}-{source.id[-_ID_CHARACTERS:]}"):

@@ -56,7 +56,7 @@ class OutputEngines:
         file = self._out / ENGINES / network / _DOCUMENT
         try:
             if file.is_symlink() or file.parent.is_symlink():
-                raise ValueError("a link")  # noqa: TRY301
+                raise ValueError("a link")  # noqa: TRY301  # as if damaged
             document = read_json(file)
             return EngineRecord(str(document["engine"]), str(document["precision"]))
         except (FileNotFoundError, NotADirectoryError):

@@ -51,7 +51,7 @@ def read_json(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]
     """
     document = json.loads(read_regular_file(path, max_bytes))
     if not isinstance(document, dict):
-        raise ValueError(f"{path.name} is not a JSON object")  # noqa: TRY004
+        raise ValueError(f"{path.name} is not a JSON object")  # noqa: TRY004  # a damaged file
     check_schema(document, path.name)
     return document
 

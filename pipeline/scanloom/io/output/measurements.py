@@ -106,7 +106,7 @@ def read_measurements_json(folder: Path) -> list[dict[str, Any]]:
     """
     rows = read_json(folder / MEASUREMENTS_JSON).get("measurements")
     if not isinstance(rows, list):
-        raise ValueError("measurements.json is malformed")  # noqa: TRY004
+        raise ValueError("measurements.json is malformed")  # noqa: TRY004  # a damaged file
     return rows
 
 

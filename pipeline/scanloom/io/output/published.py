@@ -136,7 +136,7 @@ def read_provenance(folder: Path) -> ResultProvenance:
     source = case.get("source")
     recipe, content = case.get("recipe"), source.get("hash") if isinstance(source, dict) else None
     if not isinstance(recipe, str) or not isinstance(content, str):
-        raise ValueError("case.json is malformed")  # noqa: TRY004
+        raise ValueError("case.json is malformed")  # noqa: TRY004  # a damaged file
     return ResultProvenance(recipe, content, str(timing.get(SOURCE_STAMP, "")))
 
 
@@ -153,7 +153,7 @@ def check_files(folder: Path) -> dict[str, Any]:
     timing = read_json(folder / TIMING)
     stamps = timing.get(FILE_STAMPS, {})
     if not isinstance(stamps, dict):
-        raise ValueError("timing.json is malformed")  # noqa: TRY004
+        raise ValueError("timing.json is malformed")  # noqa: TRY004  # a damaged file
     touched = []
     for name, stamp in stamps.items():
         state = os.lstat(folder / name)

@@ -67,7 +67,7 @@ class ReadCase(NamedTuple):
     name, case : str
         Name of its folder, and its id.
     time : int
-        Modification time of its folder, in nanoseconds, before its files were read.
+        Modification time of its folder, in nanoseconds, before its tables were read.
     described : str
         As of `described`.
     """

@@ -220,7 +220,7 @@ class WorkEntry:
         name, host, process, start, random, state = fields
         if state not in ("new", "ready", "old"):
             return None
-        return cls(name, host, int(process), start, random, state)  # type: ignore[arg-type]
+        return cls(name, host, int(process), start, random, state)  # type: ignore[arg-type]  # compared
 
     def is_abandoned(self, path: Path) -> bool:
         """Return whether its process is dead, or is of another host and silent for a day."""

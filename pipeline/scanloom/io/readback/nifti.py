@@ -182,7 +182,7 @@ def path_for_itk(path: Path) -> Iterator[str]:
 
 def itk_array(path: Path) -> NDArray[Any]:
     """Return the voxels (I, J, K) that SimpleITK reads."""
-    import SimpleITK as sitk  # noqa: N813
+    import SimpleITK as sitk  # noqa: N813  # as its documentation does
 
     with path_for_itk(path) as plain:
         return np.asarray(sitk.GetArrayFromImage(sitk.ReadImage(plain)).T)
@@ -190,7 +190,7 @@ def itk_array(path: Path) -> NDArray[Any]:
 
 def itk_affine(path: Path) -> NDArray[np.float64]:
     """Return the affine, voxel index to RAS mm, that SimpleITK reads."""
-    import SimpleITK as sitk  # noqa: N813
+    import SimpleITK as sitk  # noqa: N813  # as its documentation does
 
     reader = sitk.ImageFileReader()
     with path_for_itk(path) as plain:

@@ -124,7 +124,7 @@ def run_sandboxed(
     finally:
         status = _SERVER.end(worker)
     if "result" in reply:
-        return reply["result"]  # type: ignore[no-any-return]
+        return reply["result"]  # type: ignore[no-any-return]  # that of the function
     raise _error(reply, status)
 
 

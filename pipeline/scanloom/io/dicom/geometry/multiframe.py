@@ -314,7 +314,7 @@ def _agreed(items: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
 
 def _raw_values(item: Dataset) -> dict[int, bytes]:
     """Return all raw values of an item, whose private creators are its own (PS3.5 7.8.1)."""
-    raw_values = {int(tag): raw for tag in item.keys() if (raw := _raw(item, int(tag)))}  # noqa: SIM118
+    raw_values = {int(tag): raw for tag in item.keys() if (raw := _raw(item, int(tag)))}  # noqa: SIM118  # tags
     values, contradicting = resolve_private_blocks(raw_values)
     if contradicting:
         detail = "private elements of a functional group contradict each other"
