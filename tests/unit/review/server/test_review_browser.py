@@ -290,13 +290,18 @@ def test_a_whole_review_by_keyboard(chromium: Any, running: Any) -> None:
     assert messages == []
 
 
-def test_a_correction_by_brush(chromium: Any, running: Any) -> None:
-    tab, messages = opened(chromium, running.links["anna"])
+def take_brush(tab: Any) -> str:
+    """Open the next case and take the brush; return the name of the case."""
     tab.keyboard.press("n")
     tab.wait_for_selector("body[data-opened]")
-    name = tab.inner_text("#name")
     tab.keyboard.press("b")
     tab.fill("#radius", "3")
+    return str(tab.inner_text("#name"))
+
+
+def test_a_correction_by_brush(chromium: Any, running: Any) -> None:
+    tab, messages = opened(chromium, running.links["anna"])
+    name = take_brush(tab)
     tab.locator("#axial").focus()
     tab.keyboard.press("Enter")
     tab.wait_for_selector("text=voxels changed")
@@ -389,11 +394,7 @@ LONG_DRAG = """() => {
 def test_a_drag_of_thousands_of_places_is_painted(chromium: Any, running: Any) -> None:
     """By the brush in parts."""
     tab, messages = opened(chromium, running.links["anna"])
-    tab.keyboard.press("n")
-    tab.wait_for_selector("body[data-opened]")
-    name = tab.inner_text("#name")
-    tab.keyboard.press("b")
-    tab.fill("#radius", "3")
+    name = take_brush(tab)
     box = tab.locator("#axial canvas").first.bounding_box()
     tab.mouse.move(box["x"], box["y"])  # the pointer is known from then on
     tab.evaluate(LONG_DRAG)
