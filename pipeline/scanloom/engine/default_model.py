@@ -59,8 +59,10 @@ def default_model(
     fitting = _fitting(single, modalities, is_ct)
     if len(fitting) == 1:
         return fitting[0]
-    known = sorted(m for m in modalities if m)
-    of = " and ".join([*known, *["scans of unknown modality"] * (None in modalities)])
+    kinds = sorted(m for m in modalities if m)
+    if None in modalities:
+        kinds.append("scans of unknown modality")
+    of = " and ".join(kinds)
     problem = f"{len(fitting)} models fit" if fitting else "no model of the store is for"
     names = ": " + ", ".join(fitting) if fitting else ""
     advice = "name one with --model"
