@@ -99,7 +99,7 @@ class Inputs:
 def by_scanloom(inputs: Inputs, model: str, precision: str, engine: str) -> Program:
     """Return scanloom on a model."""
     folder = inputs.model(PLAIN if model == MIRRORED else model)
-    folder = folder / TASK if model == TOTAL else folder
+    folder = f"{folder}:task={TASK}" if model == TOTAL else folder
     modality = "mr" if model == TOTAL else "ct"
     command = [sys.executable, "-m", "scanloom", "segment", inputs.scan, "--model", folder]
     command += ["--modality", modality, "--device", "cpu", "--precision", precision, "--quiet"]

@@ -25,6 +25,10 @@ One that was downloaded has it; it is optional."""
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 """Of a model that has no options."""
 
+LICENCE_PLACES: Final = ("*", "docs/*", "Dataset*/*", "*__*__*/*", "Dataset*/*__*__*/*")
+"""Where licence files are: in a bundle, and in the folders of nnU-Net's datasets and models."""
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
+"""Beginning of the text in the place of a file in a clone without Git LFS."""
 _LICENSES: Final = (("Apache License", "Apache-2.0"), ("MIT License", "MIT"))
 """Phrases in texts of licences, and the licences' SPDX identifiers."""
 TORCHSCRIPT: Final = (
@@ -149,9 +153,13 @@ def check_archive(stream: IO[bytes]) -> None:
     ------
     ScanError
         MODEL_UNSAFE for TorchScript and exported programs, whose code would run when loaded, and
-        for archives that expand excessively; MODEL_DAMAGED if the archive is unreadable.
+        for archives that expand excessively; MODEL_DAMAGED if the archive is unreadable, or the
+        file is only the text that Git LFS has in its place.
     """
     size = stream.seek(0, io.SEEK_END)
+    stream.seek(0)
+    if stream.read(len(_LFS)) == _LFS:
+        raise damaged("the weights are a pointer of Git LFS: get the file itself by `git lfs pull`")
     try:
         if not zipfile.is_zipfile(stream):
             return

@@ -394,6 +394,11 @@ _BEST: Final = "checkpoint_best.pth"
 CHECKPOINTS: Final = ("checkpoint_final.pth", _BEST)
 _FOLD: Final = re.compile(r"fold_\d+", re.ASCII)
 _DATASET: Final = re.compile(r"Dataset\d{3,}_.+")
+_CHOICES: Final = ("dataset", "trainer", "plans", "configuration")
+"""Options that choose a model, and parts of the names of its folders."""
+_LAST_STAGE: Final = "__3d_cascade_fullres"
+_CLEANED: Final = ("yes", "no")
+_SHOWN_NAMES: Final = 8
 _SCORES: Final = re.compile(r"decoder\.seg_layers\.\d+\.bias$", re.ASCII)
 """Names of the layers of nnU-Net's networks that give scores."""
 MAX_FOLDS: Final = 100
@@ -429,7 +434,7 @@ _TRAINER: Final = re.compile(
 
 
 def is_nnunet(folder: Path) -> bool:
-    """Return whether a folder is a model of nnU-Net v2, a dataset of some, or holds one dataset."""
+    """Return whether a folder is a model of nnU-Net v2, or one of datasets with such models."""
     return bool(_models_in(folder))
 
 
@@ -439,31 +444,34 @@ def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     Parameters
     ----------
     folder : Path
-        Contains `plans.json`, `dataset.json` and `fold_*/checkpoint_final.pth`; or one folder with
-        these (`DatasetNNN_NAME/TRAINER__PLANS__CONFIGURATION`); or one such dataset. The first
+        Contains `plans.json`, `dataset.json` and `fold_*/checkpoint_final.pth`; or folders with
+        these (`TRAINER__PLANS__CONFIGURATION`); or datasets of such (`DatasetNNN_NAME`). The first
         stage of a cascade is expected next to it.
     options : mapping
-        "configuration" chooses a model of a folder with several; "folds" are numbers of folds,
-        joined by +, or "all" for the one trained on all data; "postprocessing=yes" keeps the
-        largest components as nnU-Net's `postprocessing.pkl` says.
+        "dataset" (name or number), "trainer", "plans" and "configuration" choose a model of a
+        folder with several; "folds" are numbers of folds, joined by +, or "all" for the one trained
+        on all data; "postprocessing=yes" keeps the largest components as nnU-Net's
+        `postprocessing.pkl` says.
 
     Raises
     ------
     ScanError
         MODEL_DAMAGED if a file or entry is missing or files contradict each other; MODEL_UNSAFE
         if a checkpoint holds more than data, or a file is a link out of the folder; MODEL_NETWORK
-        if the network is not one of nnU-Net's; MODEL_UNSUPPORTED if a card can't express the model,
-        or the folder holds several; MODEL_UNKNOWN for another option.
+        if the network is not one of nnU-Net's; MODEL_UNSUPPORTED if a card can't express the model;
+        MODEL_UNKNOWN for another option, or if the folder holds several models.
     """
-    chosen = dict(options)
-    configuration, folds = chosen.pop("configuration", None), chosen.pop("folds", None)
-    cleaned = chosen.pop("postprocessing", "no")
-    if chosen or cleaned not in ("yes", "no"):
-        detail = "the options of nnU-Net's models are configuration, folds, postprocessing=yes"
+    folds, cleaned = options.get("folds"), options.get("postprocessing", "no")
+    if not {*_CHOICES, "folds", "postprocessing"}.issuperset(options) or cleaned not in _CLEANED:
+        listed = ", ".join(_CHOICES)
+        detail = f"the options of nnU-Net's models are {listed}, folds, postprocessing=yes"
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
     if not _is_model(folder):
-        folder = _only_model(folder, configuration)
-    model = _read(folder, (), folds, configuration)
+        folder = _only_model(folder, options)
+    elif options.keys() & {"dataset", "trainer", "plans"}:
+        detail = "dataset, trainer and plans choose a model of a folder of several; this is one"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+    model = _read(folder, (), folds, options.get("configuration"))
     if cleaned == "no":
         return model
     rules = read_cleaning(folder)
@@ -478,35 +486,56 @@ def _is_model(folder: Path) -> bool:
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """Return the models of a dataset's folder, or of the only dataset in a folder; or itself."""
+    """Return the models of a dataset's folder, and of the datasets in a folder; or itself."""
+    if _is_model(folder):
+        return [folder]
     try:
-        datasets = [entry for entry in folder.iterdir() if _DATASET.fullmatch(entry.name)]
-        own, *others = (
-            [each] if _is_model(each) else sorted(filter(_is_model, each.glob("*__*__*")))
-            for each in (folder, *datasets)
-        )
+        inner = sorted(entry for entry in folder.iterdir() if _DATASET.fullmatch(entry.name))
+        datasets = [folder, *inner]
+        return [m for each in datasets for m in sorted(each.glob("*__*__*")) if _is_model(m)]
     except OSError:
         return []
-    present = [models for models in others if models]
-    return own or (present[0] if len(present) == 1 else [])
 
 
-def _only_model(folder: Path, configuration: str | None) -> Path:
-    """Return the model of a dataset's folder; of a cascade, the last stage."""
-    models = [
-        model
-        for model in _models_in(folder)
-        if configuration is None or model.name.rpartition("__")[2] == configuration
-    ]
-    if len(models) == 1:
-        return models[0]
-    last = [model for model in models if model.name.endswith("__3d_cascade_fullres")]
-    names = {model.name.rpartition("__")[2] for model in models}
-    if len(last) == 1 and names == {"3d_lowres", "3d_cascade_fullres"}:
-        return last[0]
-    listed = ", ".join(truncate(model.name) for model in _models_in(folder)[:8])
-    detail = f"choose one of its models by its folder or the option configuration: {listed}"
-    raise unsupported(detail)
+def _only_model(folder: Path, options: Mapping[str, str]) -> Path:
+    """Return the model of a folder that the options choose; of a cascade, the last stage."""
+    models = {model: _names(model) for model in _models_in(folder)}
+    if not models:
+        raise damaged(f"{truncate(folder.name)} has no plans.json, or no dataset.json")
+    for key in options.keys() & {*_CHOICES}:
+        fitting = {m: names for m, names in models.items() if _is_meant(options[key], names[key])}
+        if not fitting:
+            detail = f"there is no model with {key}={truncate(options[key])}"
+            raise ScanError(Reason.MODEL_UNKNOWN, f"{detail}, but {_listed(models, key)}")
+        models = fitting
+    chosen, *others = sorted(models, key=lambda model: not model.name.endswith(_LAST_STAGE))
+    first_stage = chosen.with_name(chosen.name.removesuffix(_LAST_STAGE) + "__3d_lowres")
+    if others in ([], [first_stage]):
+        return chosen
+    several = [key for key in _CHOICES if len({names[key] for names in models.values()}) > 1]
+    example = ",".join(f"{key}={truncate(models[chosen][key])}" for key in several)
+    listed = "; ".join(f"{key}: {_listed(models, key)}" for key in several)
+    detail = f"there are {len(models)} models: choose one by NAME:{example} ({listed})"
+    raise ScanError(Reason.MODEL_UNKNOWN, detail)
+
+
+def _names(model: Path) -> dict[str, str]:
+    """Return the names of a model in its path: DATASET/TRAINER__PLANS__CONFIGURATION."""
+    dataset, names = model.resolve().parent.name, model.name.rsplit("__", 2)
+    return dict(zip(_CHOICES, (dataset, *names), strict=True))
+
+
+def _is_meant(chosen: str, name: str) -> bool:
+    """Return whether an option means a name; a dataset has a number, too."""
+    is_number = chosen.isdecimal() and name.startswith(f"Dataset{int(chosen):03d}_")
+    return chosen == name or is_number
+
+
+def _listed(models: Mapping[Path, Mapping[str, str]], key: str) -> str:
+    """Return what there is to choose from."""
+    names = sorted({truncate(names[key], 60) for names in models.values()})
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"{', '.join(names[:_SHOWN_NAMES])}{more}"
 
 
 def _read(
@@ -571,6 +600,7 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], 
     folds = folds or [entry.name for entry in (folder / "fold_all",) if entry.is_dir()]
     if not folds:
         raise damaged("the folder has no fold (fold_0, fold_all)")
+    present = ", ".join(folds)
     if chosen is not None:
         folds = [f"fold_{name}" for name in chosen.split("+")]
         if not all(name.isalnum() for name in chosen.split("+")):
@@ -579,12 +609,15 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], 
             raise ScanError(Reason.MODEL_UNKNOWN, "a fold is named twice")
     if len(folds) > MAX_FOLDS:
         raise unsupported(f"more than {MAX_FOLDS} folds")
+    if lost := [name for name in folds if not (folder / name).is_dir()]:
+        detail = f"there is no {truncate(lost[0])}; the model has {present}"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
     weights, checkpoints = [], []
     for fold in folds:
         files = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
         file = next((file for file in files if file is not None), None)
         if file is None:
-            others = "; FOLDER:folds=0+1 leaves out folds" if len(folds) > 1 else ""
+            others = "; NAME:folds=0+1 leaves out folds" if len(folds) > 1 else ""
             raise damaged(f"{truncate(fold)} has no {CHECKPOINTS[0]}{others}")
         checkpoints.append(read_checkpoint(file))  # before its digest, which reads the whole file
         weights.append(find_weights(file, NNUNET_KEY, f"the checkpoint of {fold}"))
@@ -703,7 +736,9 @@ def _normalization(
     match scheme:
         case "CTNormalization":
             where = f"plans.json: foreground intensities of channel {channel}"
-            density = parse(Intensity, plans.intensities.get(str(channel)), where)
+            if str(channel) not in plans.intensities:
+                raise damaged(f"{where} are missing")
+            density = parse(Intensity, plans.intensities[str(channel)], where)
             if density.percentile_00_5 > density.percentile_99_5:
                 raise damaged(f"{where} are reversed")
             divisor = max(density.std, SMALLEST_DIVISOR)
@@ -843,8 +878,10 @@ def read_dataset(folder: Path) -> ChannelsAndLabels:
 
 def _channel_names(names: dict[str, str]) -> tuple[str, ...]:
     """Return the names of the channels in the order of their indices."""
-    if sorted(names) != sorted(str(n) for n in range(len(names))) or not names:
-        raise damaged("dataset.json: channel_names skip numbers")
+    if not names:
+        raise damaged("dataset.json: channel_names is missing")
+    if sorted(names) != sorted(str(n) for n in range(len(names))):
+        raise damaged("dataset.json: channel_names are not numbered from 0, without gaps")
     return tuple(names[str(n)].strip() or f"channel {n}" for n in range(len(names)))
 
 

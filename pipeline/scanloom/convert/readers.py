@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import is_card
 from scanloom.convert.files import NO_OPTIONS
 from scanloom.core import Reason, ScanError, printable, slug
+
+MAX_NAME: Final = 64
+"""Most characters of a model's name, as of `is_slug`."""
+_DIGITS: Final = 8
+"""Digits of the hash at the end of a name that would be longer."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,9 @@ def readers() -> Iterator[ModelReader]:
         "MONAI bundle with a MeshNet", meshnet.is_known_bundle, meshnet.read_known_bundle
     )
     yield ModelReader("MONAI bundle", bundle.is_bundle, bundle.read_bundle, has_options=True)
-    yield ModelReader("TotalSegmentator", total.is_totalsegmentator, total.read_totalsegmentator)
+    yield ModelReader(
+        "TotalSegmentator", total.is_totalsegmentator, total.read_totalsegmentator, has_options=True
+    )
     yield ModelReader("nnU-Net v2 model", nnunet.is_nnunet, nnunet.read_nnunet, has_options=True)
     yield ModelReader(
         "TensorFlow.js layer model", meshnet.is_layers_model, meshnet.read_layers_folder
@@ -97,12 +107,10 @@ def source_folders(folder: Path) -> tuple[Path, ...]:
     """Return the folders whose files may be read for a model: its own, and those next to it.
 
     A stage of nnU-Net's cascade lies next to the other one, and the dataset of TotalSegmentator
-    that crops the scan next to the one that segments it. `WEIGHTS/TASK` is not a folder.
+    that crops the scan next to the one that segments it.
     """
     from scanloom.convert.totalsegmentator import is_totalsegmentator
 
-    if not folder.is_dir():
-        return (folder.parent,)
     own = folder.resolve()
     start = own.name.rpartition("__")[0].lower()
     # other datasets of nnU-Net are of no use to a model, and may be trained meanwhile
@@ -127,8 +135,8 @@ def split_options(name: str) -> tuple[str, Mapping[str, str]]:
         MODEL_UNKNOWN if an option has no value, or is given twice.
     """
     plain, _, text = name.rpartition(":")
-    is_folder = os.path.isdir(name)  # noqa: PTH112 - False where Path.is_dir() raises
-    if not plain or "=" not in text or "/" in text.partition("=")[0] or is_folder:
+    is_path = os.path.lexists(name)  # False where methods of Path raise
+    if not plain or "=" not in text or "/" in text.partition("=")[0] or is_path:
         return name, {}
     pairs = [option.partition("=") for option in text.split(",")]
     options = {key.strip(): value.strip() for key, _, value in pairs}
@@ -139,9 +147,16 @@ def split_options(name: str) -> tuple[str, Mapping[str, str]]:
 
 
 def variant_name(name: str, options: Mapping[str, str]) -> str:
-    """Return the name of a model with its options: with others it is another model."""
+    """Return the name of a model with its options: with others it is another model.
+
+    A name that would be too long ends in a hash instead.
+    """
     chosen = [slug(text) for pair in sorted(options.items()) for text in pair]
-    return "-".join([name, *filter(None, chosen)])
+    full = "-".join([name, *filter(None, chosen)])
+    if len(full) <= MAX_NAME:
+        return full
+    start = full[: MAX_NAME - _DIGITS - 1].rstrip("-_")
+    return f"{start}-{hashlib.sha256(full.encode()).hexdigest()[:_DIGITS]}"
 
 
 def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
@@ -159,6 +174,9 @@ def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCa
         reader accepts the folder, and for options of a format that has none; or as the reader.
     """
     reader = find_reader(folder)
+    if reader is None and options and is_card(folder):
+        detail = "a card has no options: those of its model were settled when it was added"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
     if reader is None:
         raise no_reader_error(folder, "this folder is not a model")
     if not options:

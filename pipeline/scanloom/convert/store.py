@@ -112,10 +112,7 @@ def locate_model(name_or_folder: str) -> ModelEntry:
     """Return the folder of a model, without its card; arguments and errors as `find_model`."""
     if (stored := _find_stored(name_or_folder)) is not None:
         return stored
-    from scanloom.convert.totalsegmentator import is_task
-
-    is_folder = os.path.isdir(name_or_folder)  # noqa: PTH112 - False where Path.is_dir() raises
-    if is_folder or is_task(name_or_folder):
+    if os.path.isdir(name_or_folder):  # noqa: PTH112 - False where Path.is_dir() raises
         folder = Path(name_or_folder)
         return ModelEntry(slug(folder.resolve().name), folder, None, None)
     if os.path.isfile(name_or_folder):  # noqa: PTH113 - False where Path.is_file() raises

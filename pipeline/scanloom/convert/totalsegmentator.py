@@ -11,7 +11,6 @@ The tasks are from the table that `docs/write_totalsegmentator.py` writes.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,9 +32,9 @@ from scanloom.cards.card import (
     Weights,
 )
 from scanloom.convert.download.addresses import CLEANED_BY_SHAPE, TOTALSEGMENTATOR_CLEANED
-from scanloom.convert.files import TASK_FILE, damaged, read_json, truncate, unsupported
+from scanloom.convert.files import NO_OPTIONS, TASK_FILE, damaged, read_json, truncate, unsupported
 from scanloom.convert.nnunet import name_structures, read_nnunet
-from scanloom.core import ScanError, Structure, did_you_mean, slug
+from scanloom.core import Reason, ScanError, Structure, did_you_mean, slug
 
 ATTRIBUTION: Final = (
     "TotalSegmentator (Wasserthal et al., Radiology: Artificial Intelligence 2023, "
@@ -165,48 +164,44 @@ def _classes(names: Mapping[str, str]) -> Mapping[int, str]:
 
 
 def is_totalsegmentator(folder: Path) -> bool:
-    """Return whether a folder holds weights of TotalSegmentator, or is one of its datasets.
-
-    `WEIGHTS/TASK` is also accepted, for a folder `WEIGHTS` and a task's name: it need not exist.
-    """
-    if not folder.is_dir():
-        return is_task(str(folder))
+    """Return whether a folder holds weights of TotalSegmentator, or is one of its datasets."""
     return bool(_datasets_in(folder)) or _number_of(folder) is not None
 
 
-def is_task(path: str) -> bool:
-    """Return whether a path is a folder with weights of TotalSegmentator and a task's name."""
-    parent, _, name = path.rpartition("/")
-    has_parent = os.path.isdir(parent)  # noqa: PTH112 - False where Path.is_dir() raises
-    return name in modes() and has_parent and bool(_datasets_in(Path(parent)))
-
-
-def read_totalsegmentator(folder: Path) -> ModelCard:
+def read_totalsegmentator(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
     """Read a task of TotalSegmentator.
 
     Parameters
     ----------
     folder : Path
         Contains the folders of the task's datasets, and of the task that crops the scan for it.
-        The task is the one that `totalsegmentator.json` or the folder's name states, else the only
-        one whose datasets are there. Or one dataset's folder, or `WEIGHTS/TASK`.
+        Or one dataset's folder.
+    options : mapping
+        "task" is the task's name. Without it, it is the one that `totalsegmentator.json` or the
+        folder's name states, else the only one whose datasets are there.
 
     Raises
     ------
     ScanError
-        MODEL_UNSUPPORTED if several tasks are possible, or a card can't express the task;
-        MODEL_DAMAGED if a dataset is missing; or as `read_nnunet`.
+        MODEL_UNSUPPORTED if a card can't express the task; MODEL_DAMAGED if a dataset is missing;
+        MODEL_UNKNOWN for another option or task, or if several tasks are possible; or as
+        `read_nnunet`.
     """
-    present = _datasets_in(folder if folder.is_dir() else folder.parent)
-    number = _number_of(folder)
+    if not {"task"}.issuperset(options):
+        raise ScanError(Reason.MODEL_UNKNOWN, "the only option of TotalSegmentator's is task")
+    chosen = options.get("task")
+    if chosen is not None and chosen not in modes():
+        detail = f"there is no task {truncate(chosen)!r}; {did_you_mean(chosen, list(modes()))}"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+    present, number = _datasets_in(folder), _number_of(folder)
+    stated = modes()[chosen] if chosen is not None else None
     if not present and number is not None:
         present = {number: folder}
-        mode = _only_mode({number})
+        mode = stated or _only_mode({number})
         if mode.crop:
             present = {**_datasets_in(folder.resolve().parent), **present}
         return _read(mode, present)
-    stated = _stated(folder)
-    return _read(stated or _only_mode(set(present)), present)
+    return _read(stated or _stated(folder) or _only_mode(set(present)), present)
 
 
 def _datasets_in(folder: Path) -> Mapping[int, Path]:
@@ -253,8 +248,8 @@ def _only_mode(numbers: set[int]) -> Mode:
         return complete[0]
     if complete:
         names = ", ".join(mode.name for mode in complete[:8])
-        detail = f"weights of several tasks: give FOLDER/TASK, such as FOLDER/{complete[0].name}"
-        raise unsupported(f"{detail} ({names})")
+        detail = f"there are weights of several tasks: choose one by NAME:task={complete[0].name}"
+        raise ScanError(Reason.MODEL_UNKNOWN, f"{detail} ({names})")
     candidates = [
         m for m in modes().values() if numbers & {part.dataset.number for part in m.parts}
     ]

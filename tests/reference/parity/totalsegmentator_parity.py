@@ -25,7 +25,7 @@ from scanloom.io.read import load_volume
 
 def compare(folder: Path, task: str) -> bool:
     """Compare all scans of a task; return whether all agree."""
-    card = load_card(folder / "weights" / task)
+    card = load_card(folder / "weights", {"task": task})
     predictor = make_predictor(card, ComputeOptions(precision="float32"), device="cpu")
     agreed = True
     for file in sorted((folder / "labels" / task).glob("*.nii.gz")):

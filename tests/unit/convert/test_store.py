@@ -10,8 +10,9 @@ import pytest
 
 from scanloom.cards.card_file import card_digest
 from scanloom.convert import store
+from scanloom.convert.readers import variant_name
 from scanloom.convert.store import find_model, list_models, shipped_models, user_models
-from scanloom.core import ScanError
+from scanloom.core import ScanError, is_slug
 from scanloom.core.paths import shipped
 from support.bundles import saved, spleen_config, transform, write_bundle
 
@@ -71,6 +72,17 @@ def test_options_after_the_name_make_another_model(places: tuple[Path, Path]) ->
     assert (usual.name, usual.grid.spacing) == ("body", (1.5, 1.5, 2.0))
     assert (low.name, low.grid.spacing) == ("body-highres-false", (3.0, 3.0, 3.0))
     assert card_digest(usual) != card_digest(low)
+
+
+def test_a_name_with_options_that_is_too_long_ends_in_a_hash() -> None:
+    name = "dataset042_organs_3d_fullres"
+    options = {"trainer": "nnUNetTrainer", "plans": "nnUNetResEncUNetLPlans"}
+
+    first, second = (variant_name(name, {**options, "folds": folds}) for folds in ("0", "1"))
+
+    assert is_slug(first)
+    assert first != second
+    assert first.startswith(f"{name}-folds-0-plans-nnunet")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def add(
         typer.Argument(
             metavar="SOURCE",
             help="Folder, zip file, file of `models bundle`, https address, name in MONAI's model "
-            "zoo, brainchop/NAME or totalsegmentator/TASK.",
+            "zoo, brainchop/NAME or totalsegmentator/TASK; options of a model as SOURCE:KEY=VALUE.",
         ),
     ],
     name: Annotated[

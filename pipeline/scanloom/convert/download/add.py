@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.card_file import CARD_FILE, read_card
+from scanloom.cards.card_file import CARD_FILE, WEIGHTS_FOLDER, read_card
 from scanloom.convert.conversion import convert_model
 from scanloom.convert.download.sources import (
     Downloads,
@@ -24,7 +24,7 @@ from scanloom.convert.download.sources import (
     Progress,
     find_source,
 )
-from scanloom.convert.files import TASK_FILE
+from scanloom.convert.files import LICENCE_PLACES, TASK_FILE
 from scanloom.convert.provenance import (
     Provenance,
     check_files,
@@ -245,10 +245,13 @@ def _build(name: str, source: ModelSource, work: Path, options: AddOptions) -> A
         downloads = Downloads(work / _DOWNLOADS, options.progress)
         gathered = source.gather(staging / "files", downloads)
         folder = staging / name
-        # readers name a model by its folder
-        _find_root(staging / "files").rename(folder)
-        if find_reader(folder) is not None:  # whatever card lies next to it
-            convert_model(folder.absolute(), {}, folder.absolute())
+        root = _find_root(staging / "files")
+        if source.options:  # settled for good: only what was chosen is kept
+            _convert_chosen(root.absolute(), source.options, folder.absolute())
+        else:
+            root.rename(folder)  # readers name a model by its folder
+            if find_reader(folder) is not None:  # whatever card lies next to it
+                convert_model(folder.absolute(), {}, folder.absolute())
         card = read_card(folder)
         check_weights(card)
         record = _record(folder, card, source, gathered, options.accept)
@@ -259,6 +262,17 @@ def _build(name: str, source: ModelSource, work: Path, options: AddOptions) -> A
         return _publish(folder, user_models() / name, record)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _convert_chosen(source: Path, options: Mapping[str, str], folder: Path) -> None:
+    """Convert a model with options into a new folder, with the files of its licence."""
+    folder.mkdir()
+    convert_model(source, options, folder)
+    for link in filter(Path.is_symlink, (folder / WEIGHTS_FOLDER).iterdir()):
+        link.resolve().replace(link)  # the source is removed
+    for file in licence_files(source):
+        (folder / file.relative_to(source).parent).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / file.relative_to(source))
 
 
 def _find_root(folder: Path) -> Path:
@@ -309,9 +323,9 @@ def _publish(folder: Path, target: Path, record: Provenance) -> Added:
         check_files(present, provenance, large=True)
         return Added(target.name, present, already=True)
     write_provenance(folder, record)
-    # files were flushed when they were written; names of folders before the rename
-    for root, _, _ in os.walk(folder):
-        fsync_path(Path(root))
+    for root, _, names in os.walk(folder):
+        for path in (*(Path(root, name) for name in names), Path(root)):
+            fsync_path(path)
     try:
         folder.rename(target)
     except OSError as exc:
@@ -347,15 +361,14 @@ def _work_folder(name: str, on_wait: Callable[[], None]) -> Iterator[Path]:
 
 def read_licence(folder: Path, name: str) -> Licence:
     """Return the licence of a model with the text of its licence files."""
-    files = sorted(
-        file
-        for folder_name in (".", "docs")
-        if (folder / folder_name).is_dir()
-        for file in (folder / folder_name).iterdir()
-        if _FILES.fullmatch(file.name) and file.is_file()
-    )
     texts = []
-    for file in files:
+    for file in licence_files(folder):
         with file.open("rb") as stream:
             texts.append(stream.read(_MAX_BYTES).decode("utf-8", errors="replace"))
     return Licence(name, tuple(texts))
+
+
+def licence_files(folder: Path) -> list[Path]:
+    """Return the licence files of a model."""
+    files = (file for place in LICENCE_PLACES for file in folder.glob(place))
+    return sorted(file for file in files if _FILES.fullmatch(file.name) and file.is_file())

@@ -28,7 +28,7 @@ from scanloom.convert.download.sources import (
     find_source,
     unpack_zip,
 )
-from scanloom.convert.files import MAX_BYTES, damaged, truncate
+from scanloom.convert.files import LICENCE_PLACES, MAX_BYTES, damaged, truncate
 from scanloom.convert.provenance import (
     PROVENANCE_FILE,
     FileRecord,
@@ -138,11 +138,10 @@ def _write_model(archive: zipfile.ZipFile, entry: ModelEntry, scratch: Path) -> 
         if files[path].sha256 != each.sha256:
             detail = f"the weights of {card.name} differ from those of the card"
             raise ScanError(Reason.MODEL_HASH, detail)
-    for folder in (entry.folder, entry.folder / "docs"):
-        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-            fits = file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_BYTES
-            if fits and _LICENCES.search(file.name):
-                add(file.relative_to(entry.folder).as_posix(), file)
+    for file in sorted(file for place in LICENCE_PLACES for file in entry.folder.glob(place)):
+        fits = file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_BYTES
+        if fits and _LICENCES.search(file.name):
+            add(file.relative_to(entry.folder).as_posix(), file)
     known = entry.provenance
     record = Provenance(
         source=known.source if known else f"folder {entry.name}",

@@ -16,7 +16,7 @@ import shutil
 import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
@@ -35,8 +35,9 @@ from scanloom.convert.download.transfer import (
     fetch,
     stated_size,
 )
-from scanloom.convert.files import TASK_FILE, damaged, unsafe
+from scanloom.convert.files import NO_OPTIONS, TASK_FILE, damaged, unsafe
 from scanloom.convert.provenance import Digest
+from scanloom.convert.readers import split_options, variant_name
 from scanloom.convert.unread import unread_error
 from scanloom.core import Reason, ScanError, did_you_mean, format_bytes, printable, read_error
 
@@ -147,6 +148,8 @@ class ModelSource:
     list_files : callable
         Returns the files that will be downloaded; of a bundle in a zip file, without those that
         the bundle itself lists.
+    options : mapping
+        Options of the model, by which it is converted for good.
     """
 
     name: str
@@ -155,6 +158,7 @@ class ModelSource:
     licence: str = ""
     remote: bool = True
     list_files: Callable[[Downloads], Sequence[Remote]] = lambda downloads: ()
+    options: Mapping[str, str] = field(default_factory=lambda: NO_OPTIONS)
 
     def size(self, downloads: Downloads) -> int | None:
         """Return the bytes that will be downloaded, None if a server does not state them.
@@ -173,13 +177,24 @@ def find_source(request: str) -> ModelSource:
     request : str
         Address, path of a folder or zip file, `brainchop/NAME`, `totalsegmentator/TASK`,
         `monai/NAME` of a bundle in MONAI's model zoo, with `@VERSION` or without, or a name that
-        `known_request` knows.
+        `known_request` knows; with options after a colon, as of `split_options`.
 
     Raises
     ------
     ScanError
         DOWNLOAD for an address that is not https; MODEL_UNKNOWN for a name that is not in a table.
     """
+    plain, options = split_options(request)
+    source = _find_source(plain)
+    if not options:
+        return source
+    origin = f"{source.origin}{printable(request.removeprefix(plain))}"
+    name = variant_name(source.name, options)
+    return replace(source, name=name, origin=origin, options=options)
+
+
+def _find_source(request: str) -> ModelSource:
+    """Return the source of a request without options."""
     if "://" in request:
         return _repository(request) or _address(request)
     if not request.strip():
@@ -201,7 +216,7 @@ def find_source(request: str) -> ModelSource:
         if "/" not in known:
             return _zoo_bundle(known if not at else name)
         if not at:
-            return find_source(known)
+            return _find_source(known)
     refused = {*addresses.TOTALSEGMENTATOR_LICENSED, *addresses.TOTALSEGMENTATOR_CLEANED}
     if not collection and name.lower() in refused:
         return _totalsegmentator(name.lower())

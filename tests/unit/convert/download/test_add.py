@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 from safetensors.numpy import save
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.convert import readers, store
 from scanloom.convert.conversion import convert_model
 from scanloom.convert.download import addresses
@@ -29,8 +32,9 @@ from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.convert.readers import ModelReader
 from scanloom.convert.store import find_model, list_models, locate_model, verify_model
 from scanloom.core import Reason, ScanError, slug
-from support.bundles import CONFIG, METADATA, saved, write_bundle
+from support.bundles import CONFIG, METADATA, saved, spleen_config, write_bundle
 from support.https_server import Page, Server
+from support.nnunet_folders import PLANS, write_model
 
 NUMBERS = np.random.default_rng(0).standard_normal(75_000, np.float32)
 WEIGHTS = save({"weight": NUMBERS})
@@ -723,6 +727,89 @@ def test_a_model_below_folders_of_a_zip_file_is_found(
     added = add_model(str(tmp_path / "export.zip"), OPTIONS)
 
     assert (added.folder / "a__b__c" / "plans.json").is_file()
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    """Return a file as `nnUNetv2_export_model_to_zip` writes it, of two configurations."""
+    dataset = tmp_path / "results" / "Dataset042_Organs"
+    plane = copy.deepcopy(PLANS)
+    plane["configurations"] = {"3d_lowres": plane["configurations"].pop("3d_fullres")}
+    write_model(dataset, plane, configuration="3d_lowres", folds=("0", "1"))
+    write_model(dataset)
+    (dataset / "LICENSE").write_text("MIT License")
+    (tmp_path / "export.zip").write_bytes(zipped(dataset, "Dataset042_Organs/"))
+    return tmp_path / "export.zip"
+
+
+def test_a_zip_file_of_several_models_is_refused_with_the_options_that_choose_one(
+    own: Path, export: Path
+) -> None:
+    error = refusal(export)
+
+    assert error.reason is Reason.MODEL_UNKNOWN
+    assert "NAME:configuration=3d_fullres (configuration: 3d_fullres, 3d_lowres)" in error.detail
+    assert (names(own), unfinished(own)) == ([], [])
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_options_choose_a_model_of_a_source_for_good(folder: bool, own: Path, export: Path) -> None:
+    """The others are not kept; the card is that which `segment` gets by the same options."""
+    source = export.parent / "results" if folder else export
+
+    added = add_model(f"{source}:configuration=3d_lowres", OPTIONS)
+
+    card = find_model(added.name)
+    assert added.name == f"{slug(source.stem)}_configuration_3d_lowres"
+    kept = sorted(path.name for path in added.folder.iterdir())
+    assert kept == ["Dataset042_Organs", "card.json", PROVENANCE_FILE, "weights"]
+    licence = added.folder / "Dataset042_Organs" / "LICENSE"
+    assert [*licence.parent.iterdir()] == [licence]
+    direct = find_model(f"{export.parent / 'results'}:configuration=3d_lowres")
+    assert len(card.folds) == 1
+    assert card_digest(replace(card, name=direct.name)) == card_digest(direct)
+    verify_model(locate_model(added.name))
+    again = add_model(f"{source}:configuration=3d_lowres", OPTIONS)
+    assert again.already
+    with pytest.raises(ScanError, match="settled when it was added"):
+        find_model(f"{added.name}:folds=0")
+
+
+def test_the_licence_in_a_folder_of_nnunets_is_asked_for(own: Path, export: Path) -> None:
+    dataset = export.parent / "results" / "Dataset042_Organs"
+    licence = "Only for academic use"
+    (dataset / "nnUNetTrainer__nnUNetPlans__3d_fullres" / "LICENSE").write_text(licence)
+
+    for request in (next(dataset.glob("*3d_fullres")), f"{dataset}:configuration=3d_fullres"):
+        assert refusal(request).reason is Reason.LICENCE
+
+
+def test_an_address_may_have_options(own: Path, export: Path, server: Server) -> None:
+    server.pages["/m/export.zip"] = Page(export.read_bytes())
+    digest = hashlib.sha256(export.read_bytes()).hexdigest()
+    request = f"{server.address}/m/export.zip#sha256={digest}:configuration=3d_lowres"
+
+    added = add_model(request, AddOptions(never, "low"))
+
+    record = read_provenance(added.folder)
+    assert record is not None
+    assert record.source.endswith("/m/export.zip:configuration=3d_lowres")
+    assert add_model(request, AddOptions(never, "low")).already
+    other = request.replace("3d_lowres", "3d_fullres")
+    assert refusal(other, AddOptions(never, "low")).reason is Reason.MODEL_EXISTS
+
+
+def test_safetensors_of_a_model_with_options_are_kept(own: Path, tmp_path: Path) -> None:
+    """They are no link to the source, which is removed."""
+    config = spleen_config()
+    config["highres"] = True
+    bundle = write_bundle(tmp_path / "given" / "spleen", config, weights=WEIGHTS)
+
+    added = add_model(f"{bundle}:highres=false", OPTIONS)
+
+    assert added.name == "spleen_highres_false"
+    assert not find_model(added.name).weights.file.is_symlink()
+    assert find_model(added.name).weights.file.read_bytes() == WEIGHTS
 
 
 def test_a_part_of_a_task_of_totalsegmentator_is_not_taken_for_it(

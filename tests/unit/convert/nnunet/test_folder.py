@@ -71,8 +71,74 @@ def test_a_folder_stands_for_its_only_dataset(tmp_path: Path) -> None:
 
     assert read_model(tmp_path) == read_model(folder)
     assert read_model(tmp_path, {"folds": "1"}).weights.file.parent.name == "fold_1"
-    write_model(tmp_path / "Dataset043_Vessels")
-    assert not is_model(tmp_path)
+
+
+def several(folder: Path) -> Path:
+    """Write two datasets, one of them with two trainers and two configurations; return `folder`."""
+    organs, vessels = folder / "Dataset042_Organs", folder / "Dataset043_Vessels"
+    write_model(vessels, dataset={**DATASET, "labels": {"background": 0, "artery": 1}})
+    low = {**PLANS, "configurations": {"3d_lowres": CONFIGURATION}}
+    write_model(organs, low, configuration="3d_lowres")
+    short = "nnUNetTrainer_100epochs__nnUNetResEncUNetLPlans__3d_fullres"
+    write_model(organs).rename(organs / short)
+    write_model(organs)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"dataset": "Dataset043_Vessels"}, "Dataset043_Vessels"),
+        ({"dataset": "43"}, "Dataset043_Vessels"),
+        ({"configuration": "3d_lowres"}, "nnUNetTrainer__nnUNetPlans__3d_lowres"),
+        ({"trainer": "nnUNetTrainer_100epochs"}, "nnUNetResEncUNetLPlans"),
+        ({"plans": "nnUNetResEncUNetLPlans", "dataset": "042"}, "nnUNetResEncUNetLPlans"),
+    ],
+)
+def test_options_choose_one_of_several_models(
+    options: dict[str, str], path: str, tmp_path: Path
+) -> None:
+    assert path in str(read_model(several(tmp_path), options).weights.file)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (
+            {},
+            "MODEL_UNKNOWN",
+            "4 models: choose one by NAME:dataset=Dataset042_Organs,"
+            "trainer=nnUNetTrainer_100epochs,plans=nnUNetResEncUNetLPlans,configuration=3d_fullres "
+            "(dataset: Dataset042_Organs, Dataset043_Vessels; trainer: nnUNetTrainer, "
+            "nnUNetTrainer_100epochs; plans: nnUNetPlans, nnUNetResEncUNetLPlans; configuration: ",
+        ),
+        (
+            {"dataset": "42", "trainer": "nnUNetTrainer"},
+            "MODEL_UNKNOWN",
+            "2 models: choose one by NAME:configuration=3d_fullres "
+            "(configuration: 3d_fullres, 3d_lowres)",
+        ),
+        ({"dataset": "44"}, "MODEL_UNKNOWN", "dataset=44, but Dataset042_Organs, Dataset043_V"),
+        ({"dataset": "43", "configuration": "2d"}, "MODEL_UNKNOWN", "2d, but 3d_fullres"),
+        ({"fold": "0"}, "MODEL_UNKNOWN", "are dataset, trainer, plans, configuration, folds"),
+    ],
+)
+def test_options_that_choose_no_model_are_refused_with_those_that_do(
+    options: dict[str, str], code: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ScanError) as caught:
+        read_model(several(tmp_path), options)
+
+    assert caught.value.code == code
+    assert message in caught.value.detail
+
+
+def test_a_model_by_its_own_folder_is_chosen_already(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "Dataset042_Organs")
+
+    with pytest.raises(ScanError, match="this is one"):
+        read_model(folder, {"dataset": "42"})
+    assert read_model(folder, {"configuration": "3d_fullres"})
 
 
 def test_texts_that_nnunet_never_reads_may_be_numbers_or_missing(tmp_path: Path) -> None:
@@ -294,9 +360,9 @@ def test_folds_and_configurations_can_be_chosen(tmp_path: Path) -> None:
 
     assert [w.file.parent.name for w in (first.weights, *first.folds)] == ["fold_1", "fold_2"]
     assert coarse.grid.spacing == (2.0, 2.0, 4.0)
-    with pytest.raises(ScanError, match="choose one of its models"):
+    with pytest.raises(ScanError, match="choose one by NAME:configuration="):
         read_model(tmp_path)
-    with pytest.raises(ScanError, match="fold_7"):
+    with pytest.raises(ScanError, match="no fold_7; the model has fold_0, fold_1, fold_2"):
         read_model(folder, {"folds": "7"})
     with pytest.raises(ScanError, match="MODEL_UNKNOWN"):
         read_model(folder, {"colour": "red"})

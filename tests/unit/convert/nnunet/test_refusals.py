@@ -155,7 +155,7 @@ CASES = {
     "features": (architecture(features_per_stage=[4]), "stages"),
     "no intensities": (
         {**PLANS, "foreground_intensity_properties_per_channel": {}},
-        "foreground intensities of channel 0: is invalid",
+        "foreground intensities of channel 0 are missing",
     ),
     "channels": (plans(normalization_schemes=["NoNormalization"] * 2), "2 channels"),
     "spacing": (plans(spacing=[0.0, 1.0, 1.0]), "spacing"),
@@ -191,8 +191,8 @@ def test_plans_that_a_card_cannot_follow_are_refused_by_name(name: str, tmp_path
         ({"labels": REGIONS["labels"]}, "regions_class_order"),
         ({**REGIONS, "regions_class_order": [1, 2]}, "regions_class_order"),
         ({**REGIONS, "regions_class_order": [1, 2, 2]}, "twice"),
-        ({"channel_names": {}}, "channel_names"),
-        ({"channel_names": {"0": "CT", "2": "CT"}}, "channel_names"),
+        ({"channel_names": {}}, "channel_names is missing"),
+        ({"channel_names": {"0": "CT", "2": "CT"}}, "channel_names are not numbered from 0"),
     ],
 )
 def test_labels_and_channels_that_contradict_themselves_are_refused(
@@ -218,7 +218,7 @@ def test_a_fold_without_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path, folds=("0", "1"))
     (folder / "fold_1" / "checkpoint_final.pth").unlink()
 
-    assert "fold_1 has no checkpoint_final.pth; FOLDER:folds=0+1" in refused(folder)
+    assert "fold_1 has no checkpoint_final.pth; NAME:folds=0+1" in refused(folder)
 
 
 @pytest.mark.parametrize("labels", [{"background": 0, "a": 1}, {**DATASET["labels"], "b": 3}])

@@ -10,6 +10,7 @@ import pytest
 from scanloom.cards.card import KeepLargest, ModelCard, RemoveSmall, Truncate
 from scanloom.cards.graph import needed_parts, networks, numbers_in
 from scanloom.cards.requested import describe_changes, requested_card
+from scanloom.convert.files import NO_OPTIONS
 from scanloom.convert.readers import find_reader, read_model
 from scanloom.convert.store import find_model
 from scanloom.convert.totalsegmentator import modes
@@ -18,10 +19,10 @@ from support.nnunet_folders import DATASET, plans, write_model
 from support.totalsegmentator_folders import write_part, write_task
 
 
-def refused(folder) -> ScanError:
+def refused(folder, options=NO_OPTIONS) -> ScanError:
     """Return the error of reading a folder."""
     with pytest.raises(ScanError) as caught:
-        read_model(folder)
+        read_model(folder, options)
     return caught.value
 
 
@@ -65,10 +66,10 @@ def test_only_parts_with_requested_structures_are_needed(tmp_path):
 def test_requested_structures_crop_the_scan_by_the_rough_model(tmp_path):
     """The crop is `roi_subset`: total at 6 mm, 20 mm around the structures, if it is there."""
     write_task(tmp_path / "weights", "total_mr")
-    alone = read_model(tmp_path / "weights" / "total_mr")
+    alone = read_model(tmp_path / "weights", {"task": "total_mr"})
     assert needed_parts(alone, ["spleen"]).stage is None
     write_task(tmp_path / "weights", "total_mr_fastest")
-    card = read_model(tmp_path / "weights" / "total_mr")
+    card = read_model(tmp_path / "weights", {"task": "total_mr"})
     assert needed_parts(card).stage is None
     needed = needed_parts(card, ["spleen", "brain"])
     assert needed.stage.card.name == "totalsegmentator_total_mr_fastest"
@@ -82,7 +83,7 @@ def test_cropped_task(tmp_path):
     """The rough model, its structures and the margin are TotalSegmentator's: 20 mm."""
     write_task(tmp_path, "liver_segments")
 
-    card = read_model(tmp_path / "liver_segments")
+    card = read_model(tmp_path, {"task": "liver_segments"})
 
     assert card.stage is not None
     assert card.stage.card.name == "totalsegmentator_total_fastest"
@@ -118,10 +119,10 @@ def test_less_work_is_the_model_of_3_mm_if_it_is_there(tmp_path):
     assert read_model(tmp_path).fast is None
     write_task(tmp_path, "total_fast")
 
-    card = find_model(str(tmp_path / "total"))
+    card = find_model(f"{tmp_path}:task=total")
     requested = requested_card(card, ComputeOptions(fast=True))
 
-    assert (requested.name, requested.grid.spacing) == ("totalsegmentator_total", (3.0,) * 3)
+    assert (requested.name, requested.grid.spacing) == (card.name, (3.0,) * 3)
     assert [submodel.name for submodel in requested.parts] == ["dataset297"]
     assert describe_changes(card, requested) == "totalsegmentator_total_fast instead"
 
@@ -135,9 +136,9 @@ def test_body_is_cleaned(tmp_path):
     assert extremities == RemoveSmall((2,), 50_000.0)
 
 
-@pytest.mark.parametrize("naming", ["marker", "name", "prefixed", "dataset", "below"])
+@pytest.mark.parametrize("naming", ["marker", "name", "prefixed", "dataset", "option"])
 def test_task_is_told_by_the_folder(tmp_path, naming):
-    """A file, the folder's name, its only dataset, or a path below the weights names the task."""
+    """A file, the folder's name, its only dataset, or an option names the task."""
     folder = tmp_path / {"name": "total_fastest", "prefixed": "totalsegmentator_total_fastest"}.get(
         naming, "weights"
     )
@@ -148,12 +149,12 @@ def test_task_is_told_by_the_folder(tmp_path, naming):
         (folder / "totalsegmentator.json").write_text(json.dumps({"task": "total_fastest"}))
     if naming == "dataset":
         folder = folder / modes()["total_fastest"].parts[0].dataset.folder
-    if naming == "below":
-        folder = folder / "total_fastest"
+    options = ":task=total_fastest" if naming == "option" else ""
 
-    card = find_model(str(folder))
+    card = find_model(f"{folder}{options}")
 
-    assert card.name == "totalsegmentator_total_fastest"
+    added = "-task-total_fastest" if naming == "option" else ""
+    assert card.name == f"totalsegmentator_total_fastest{added}"
 
 
 def test_several_tasks_are_refused(tmp_path):
@@ -163,8 +164,19 @@ def test_several_tasks_are_refused(tmp_path):
 
     error = refused(tmp_path)
 
-    assert error.reason is Reason.MODEL_UNSUPPORTED
-    assert "FOLDER/total_fast" in error.detail
+    assert error.reason is Reason.MODEL_UNKNOWN
+    assert "NAME:task=total_fast (total_fast, trunk_cavities)" in error.detail
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"task": "total_fat"}, "did you mean total_fast?"), ({"folds": "0"}, "option")],
+)
+def test_unknown_options_are_refused(tmp_path, options, message):
+    """The message names the nearest task, or the option that there is."""
+    with pytest.raises(ScanError, match=message) as caught:
+        read_model(write_task(tmp_path, "total_fast"), options)
+    assert caught.value.reason is Reason.MODEL_UNKNOWN
 
 
 def test_missing_part_is_named(tmp_path):
@@ -183,7 +195,7 @@ def test_missing_rough_model_is_named(tmp_path):
     write_task(tmp_path, "liver_segments")
     shutil.rmtree(tmp_path / modes()["total_fastest"].parts[0].dataset.folder)
 
-    assert "Dataset298" in refused(tmp_path / "liver_segments").detail
+    assert "Dataset298" in refused(tmp_path, {"task": "liver_segments"}).detail
 
 
 @pytest.mark.parametrize("name", ["vertebrae_pp", "heartchambers_highres"])
@@ -191,7 +203,7 @@ def test_tasks_with_rules_of_their_own_are_refused(tmp_path, name):
     """A card can't express them."""
     write_task(tmp_path, name)
 
-    assert refused(tmp_path / name).reason is Reason.MODEL_UNSUPPORTED
+    assert refused(tmp_path, {"task": name}).reason is Reason.MODEL_UNSUPPORTED
 
 
 def test_fewer_labels_are_refused(tmp_path):
@@ -256,5 +268,5 @@ def test_folder_of_totalspineseg(tmp_path):
             model.with_name("nnUNetTrainer_DASegOrd0_NoMirroring__nnUNetPlans__3d_fullres")
         )
 
-    assert find_reader(tmp_path) is None
+    assert "dataset=Dataset101_TotalSpineSeg_step1" in refused(tmp_path).detail
     assert flat(tmp_path / "Dataset101_TotalSpineSeg_step1").structures
