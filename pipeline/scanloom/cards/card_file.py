@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from scanloom.cards.card import Cleaning, Decision, IntensityStep, Limitation, ModelCard, Weights
-from scanloom.core import Flag, Reason, ScanError, printable, read_error
+from scanloom.core import Flag, Reason, ScanError, did_you_mean, printable, read_error
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
 CARD_FILE: Final = "card.json"
 WEIGHTS_FOLDER: Final = "weights"
@@ -31,6 +32,30 @@ _ALTERNATIVES: Final = {
 }
 """Classes of which a field takes one or another: in the file, the entry "class" names it."""
 _SHA256: Final = re.compile("[0-9a-f]{64}")
+_SHOWN_CHARACTERS: Final = 100
+_UNKNOWN: Final = "is unknown"
+_PROBLEMS: Final = (
+    ("missing", "is missing"),
+    ("extra_forbidden", _UNKNOWN),
+    ("unexpected_keyword_argument", _UNKNOWN),
+    ("too_short", "has fewer than {min_length} values"),
+    ("too_long", "has more than {max_length} values"),
+    ("string_too_short", "has fewer than {min_length} characters"),
+    ("string_too_long", "has more than {max_length} characters"),
+    ("string_pattern", "is not of the form {pattern}"),
+    ("literal", "is not {expected}"),
+    ("greater_than_equal", "is not {ge} or more"),
+    ("less_than_equal", "is not {le} or less"),
+    ("string", "is not a text"),
+    ("int", "is not a whole number"),
+    ("float", "is not a number"),
+    ("bool", "is not true or false"),
+    *((kind, "is not a list") for kind in ("tuple", "list")),
+    *((kind, "is not a mapping of names to values") for kind in ("model", "dict", "dataclass")),
+)
+"""What is wrong with an entry, by the start of pydantic's type of error: the first that fits."""
+_FORM: Final = re.compile(r"^(int|float|str|tuple|function-.*|constrained-.*|\w+Fields)$|\[")
+"""Names of pydantic's for the forms of an entry, which are no keys of a file."""
 _NO_LABEL: Final = frozenset({"limitations", "reference_ranges", "on_request", "fast"})
 """Fields of a card that change no label: how its results are judged, which of its structures are
 written by default, and what runs instead of it on request."""
@@ -148,10 +173,12 @@ def _constructor(folder: Path, file: str = CARD_FILE) -> Callable[[dict[str, Any
     """Return a function that makes an object of each JSON object which names its class."""
 
     def construct(entries: dict[str, Any]) -> Any:
-        for value in entries.values():  # texts go to terminals and into DICOM as they stand
+        for key, value in entries.items():  # texts go to terminals and into DICOM as they stand
             for text in value if isinstance(value, list) else [value]:
                 if isinstance(text, str) and not text.isprintable():
-                    raise ValueError("a text with control characters")
+                    shown = printable(key[:_SHOWN_CHARACTERS])
+                    detail = f"{file}: {shown} has control characters"
+                    raise ScanError(Reason.MODEL_DAMAGED, detail)
         match entries.get("class"):
             case None:
                 if isinstance(texts := entries.get("limitations"), list):
@@ -166,6 +193,10 @@ def _constructor(folder: Path, file: str = CARD_FILE) -> Callable[[dict[str, Any
                 if not _SHA256.fullmatch(sha256) or not _SHA256.fullmatch(published):
                     raise ValueError("not a SHA-256")
                 return Weights(weights_file(folder, sha256), sha256, published)
+            case kind if kind not in _ALTERNATIVES:
+                hint = did_you_mean(str(kind)[:_SHOWN_CHARACTERS], sorted(_ALTERNATIVES))
+                shown = printable(repr(kind)[:_SHOWN_CHARACTERS])
+                raise ScanError(Reason.MODEL_DAMAGED, f"{file}: there is no class {shown}; {hint}")
             case kind:
                 del entries["class"]
                 return _validated(_ALTERNATIVES[kind], entries, file)
@@ -180,11 +211,34 @@ def _validated(kind: Any, entries: Any, file: str = CARD_FILE) -> Any:
     try:
         return _adapter(kind).validate_python(entries)
     except ValidationError as exc:
-        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        entry = printable(".".join(str(key) for key in first["loc"])[:100]) or kind.__name__
-        problem = {"missing": "is missing", "unexpected_keyword_argument": "is unknown"}
-        detail = f"{file}: {entry} {problem.get(first['type'], 'is invalid')}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        detail, _ = explain_invalid(exc, kind.__name__)
+        raise ScanError(Reason.MODEL_DAMAGED, f"{file}: {detail}") from exc
+
+
+def explain_invalid(error: ValidationError, whole: str) -> tuple[str, bool]:
+    """Return what is wrong with the entries of a file, and whether it is an unknown entry.
+
+    Parameters
+    ----------
+    error : ValidationError
+        Its first error counts; of the forms that this entry may have, the one that fits furthest.
+    whole : str
+        Name of all the entries.
+    """
+    errors = error.errors(include_url=False)
+    entries = [[key for key in each["loc"] if not _FORM.search(str(key))] for each in errors]
+    alike = [n for n, keys in enumerate(entries) if keys[: len(entries[0])] == entries[0]]
+    chosen = max(alike, key=lambda n: len(errors[n]["loc"]))
+    first, name = errors[chosen], ".".join(map(str, entries[chosen]))
+    entry, kind = printable(name[:_SHOWN_CHARACTERS]) or whole, first["type"]
+    if kind == "value_error":  # of a check of our own, which says what is wrong
+        return f"{entry}: {first['msg'].removeprefix('Value error, ')}", False
+    known = next((text for start, text in _PROBLEMS if kind.startswith(start)), None)
+    problem = first["msg"].replace("Input should be", "is not")
+    if known is not None:
+        problem = known.format(**first.get("ctx", {}))
+    got = printable(reprlib.repr(first["input"]))  # in short: it may be deep and long
+    return f"{entry} {problem}{f', but {got}' * ('is not' in problem)}", known == _UNKNOWN
 
 
 @cache

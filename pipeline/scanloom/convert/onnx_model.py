@@ -20,7 +20,7 @@ from scanloom.cards.networks import ONNX_GRAPH, Layout
 from scanloom.convert.files import damaged, find_file, truncate, unsupported
 from scanloom.convert.monai.config import read_file
 from scanloom.convert.monai.metadata import StructureFields, parse
-from scanloom.convert.monai.network import make_structure
+from scanloom.convert.monai.network import make_structure, structure_label
 from scanloom.convert.onnx_file import MAX_BYTES, OnnxFile, Port, read_graph, with_external
 from scanloom.convert.weights import ONNX_KEY, find_weights
 from scanloom.core import Reason, ScanError, Structure, is_slug, slug
@@ -99,11 +99,13 @@ def _structures(entries: Any) -> tuple[Structure, ...]:
         fields = {"name": value} if isinstance(value, str) else value
         own = fields.pop("label", None) if isinstance(fields, dict) else None
         if not (own is None or (isinstance(own, str) and is_slug(own))):
-            raise damaged(f"{CARD_YAML}: structures.{number}.label is invalid")
+            detail = f"{CARD_YAML}: structures.{number}.label is not made of a-z, 0-9, _ and -"
+            raise damaged(detail)
         known = parse(StructureFields, fields, f"{CARD_YAML}: structures.{number}")
         if known.name is None:
             raise damaged(f"{CARD_YAML}: structures.{number}.name is missing")
-        structure = make_structure(known.name, number, {slug(known.name): known})
+        fields_by_label = {structure_label(known.name, number): known}
+        structure = make_structure(known.name, number, fields_by_label)
         structures.append(structure if own is None else replace(structure, label=own))
         if known.color is not None:
             stated.append(structures[-1].label)
@@ -131,7 +133,8 @@ def _check(graph: OnnxFile, card: ModelCard, layout: Layout) -> None:
     dimensions = 3 if card.window.plane is None else 2
     for port, channels in ((graph.inputs[0], len(card.channels)), (graph.outputs[0], None)):
         if not port.float32:
-            raise unsupported(f"{truncate(port.name)} of the ONNX graph is not float32")
+            detail = f"{truncate(port.name)} of the ONNX graph is not float32"
+            raise unsupported(f"{detail}: export the network in float32, from images to scores")
         _check_shape(port, dimensions, size, layout, channels)
     scores = graph.outputs[0].shape
     if scores is not None:

@@ -54,6 +54,8 @@ _STATE_DICT_KEYS: Final = ("state_dict", "model_state_dict", "network_weights", 
 Lightning's and MONAI's tutorials', PyTorch's own, nnU-Net's, and that of ignite."""
 _PREFIXES: Final = ("module.", "_orig_mod.")
 """Prefixes of DataParallel's and of torch.compile's networks."""
+_OF_NETWORKS: Final = ("torch.nn.modules.", "monai.networks.")
+"""Beginnings of the names of classes in a network that was saved with its code."""
 _CONTAINERS: Final = (b"PK", b"\x80\x02")
 """First bytes of PyTorch's files: a zip archive, or a pickle before version 1.6."""
 
@@ -213,7 +215,7 @@ def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int,
         except SafetensorError as exc:
             raise damaged("the model's weights are a damaged safetensors file") from exc
     else:
-        data = load_torch(io.BytesIO(content), "the model's weights")
+        data = load_torch(io.BytesIO(content), "the file of weights")
     if key is not None and isinstance(data, Mapping) and key in data:
         data = data[key]
     data = _without_wrapping(data)
@@ -337,7 +339,8 @@ def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:
         except Exception as exc:  # damaged files raise errors of many types
             if lacks_memory(exc):
                 raise MemoryError from exc
-            raise damaged(f"{name} can't be read ({type(exc).__name__})") from exc
+            detail = f"{name} is damaged or cut off ({type(exc).__name__})"
+            raise damaged(detail) from exc
     raise AssertionError("the second attempt returns or raises")
 
 
@@ -367,7 +370,9 @@ def _unknown_names(file: IO[bytes]) -> set[str]:
 def _refusal(file: IO[bytes], name: str, unknown: set[str]) -> ScanError:
     """Return the error for a file that torch's reader for plain data refused."""
     if unknown:
-        return unsafe(f"{name} would run code: it names {printable(min(unknown)[:100])!r}")
+        whole = any(each.startswith(_OF_NETWORKS) for each in unknown)
+        more = ", of a whole network: save its `state_dict()` instead" if whole else ""
+        return unsafe(f"{name} would run code: it names {printable(min(unknown)[:100])!r}{more}")
     file.seek(0)
     if file.read(2) in _CONTAINERS:
         return unsafe(f"{name} contains more than plain data")

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scanloom.convert import conversion
 from scanloom.convert.conversion import load_card
+from scanloom.convert.weights import load_torch
 from scanloom.core import Reason, ScanError
 from support.nnunet_folders import write_model
 
@@ -113,3 +115,10 @@ def test_postprocessing_runs_no_code(protocol: int, tmp_path: Path) -> None:
 
     assert error.reason is Reason.MODEL_UNSAFE
     assert not touched.exists()
+
+
+def test_a_network_that_was_saved_whole_is_told_how_to_be_saved(tmp_path: Path) -> None:
+    torch.save(torch.nn.Conv3d(1, 2, 1), tmp_path / "model.pt")
+
+    with pytest.raises(ScanError, match=r"of a whole network: save its `state_dict\(\)` instead"):
+        load_torch(tmp_path / "model.pt", "the file of weights")

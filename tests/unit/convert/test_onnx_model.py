@@ -313,7 +313,7 @@ REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
         "not an ONNX file",
     ),
     "unknown entry": (card("title:", "titel:"), "MODEL_DAMAGED", "card.yaml: titel is unknown"),
-    "unknown step": (card("ScaleRange", "ScaleRang"), "MODEL_DAMAGED", "no card has"),
+    "unknown step": (card("ScaleRange", "ScaleRang"), "MODEL_DAMAGED", "did you mean ScaleRange?"),
     "weights of its own": (card("title:", "weights:"), "MODEL_DAMAGED", "weights is unknown"),
     "layout": (card("title: Two", "layout: first\ntitle: Two"), "MODEL_DAMAGED", "layout is not"),
     "no structures": (card("structures:", "limitations: []\n#"), "MODEL_DAMAGED", "structures are"),
@@ -321,7 +321,7 @@ REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
     "a field of no structure": (
         card("2: Left kidney", "2: {name: Left kidney, colour: [1, 2, 3]}"),
         "MODEL_DAMAGED",
-        "structures.2: colour: is unknown",
+        "structures.2: colour is unknown",
     ),
     "not YAML": (card("{", "{{"), "MODEL_DAMAGED", "card.yaml is not valid YAML"),
 }

@@ -19,19 +19,13 @@ from pydantic import (
     ValidationError,
 )
 
-from scanloom.convert.files import read_json, truncate
+from scanloom.cards.card_file import explain_invalid
+from scanloom.convert.files import read_json
 from scanloom.core import Reason, ScanError, printable
 from scanloom.core.measurement import Quantity
 from scanloom.options import MAX_OVERLAP
 
 METADATA = "configs/metadata.json"
-_PROBLEMS: Final = {
-    "missing": "is missing",
-    "extra_forbidden": "is unknown",
-    "literal_error": "is not an allowed value",
-    "string_pattern_mismatch": "has an invalid format",
-}
-"""What is wrong with an entry, by pydantic's type of error."""
 _MODALITIES: Final = {
     "CT": ("ct", "cta", "cbct", "hu"),
     "PT": ("pt", "pet", "suv", "fdg"),
@@ -224,9 +218,6 @@ def parse(kind: type[T], entries: Any, name: str, unknown: Reason = Reason.MODEL
     try:
         return kind.model_validate(entries)
     except ValidationError as exc:
-        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        location, error = ".".join(map(str, first["loc"])), first["type"]
-        problem = _PROBLEMS.get(error, f"is invalid ({error.replace('_', ' ')})")
-        reason = unknown if error == "extra_forbidden" else Reason.MODEL_DAMAGED
-        detail = ": ".join(filter(None, (name, truncate(location), problem)))
-        raise ScanError(reason, detail) from exc
+        detail, is_unknown = explain_invalid(exc, "the content")
+        reason = unknown if is_unknown else Reason.MODEL_DAMAGED
+        raise ScanError(reason, f"{name}: {detail}") from exc

@@ -13,6 +13,7 @@ from scanloom.cards.networks import NETWORKS
 from scanloom.convert.files import damaged, truncate, unsupported
 from scanloom.convert.monai.config import Arguments, Component, Name, describe, is_whole
 from scanloom.convert.monai.metadata import (
+    METADATA,
     CodeFields,
     Metadata,
     StructureFields,
@@ -95,7 +96,8 @@ def read_channels(
     takes_all = image.modality.strip().lower() in ("any", "none")
     modality = ANY_MODALITY if takes_all else modality_of(image.modality)
     if modality is None:
-        raise unsupported(f"the modality {truncate(image.modality)!r}")
+        named = f"the modality {truncate(image.modality)!r}" if image.modality else "no modality"
+        raise unsupported(f"{METADATA} states {named}, and not one of CT, MR, PT, NM, or any")
     if network.args.get("in_channels", image.num_channels) != image.num_channels:
         raise damaged(
             f"the network takes {describe(network.args['in_channels'])} channels, the metadata "
@@ -200,9 +202,7 @@ def make_structure(
 
     A colour that they do not state is that of its number: see `color_by_code`.
     """
-    label = slug(name)
-    if not label:
-        raise damaged(f"the name {truncate(name)!r} has neither a letter nor a digit")
+    label = structure_label(name, number)
     fields = fields_by_label.get(label, StructureFields())
     codes = coding(name.removesuffix(REST))
     rgb = fields.color or color(number)
@@ -219,6 +219,16 @@ def make_structure(
         laterality=_code(fields.laterality) or (None if fields.type else codes.laterality),
         experimental=fields.experimental,
     )
+
+
+def structure_label(name: str, number: int) -> str:
+    """Return the label of a structure; by its number if its name has only letters of other scripts.
+
+    MODEL_DAMAGED for a name that has neither a letter nor a digit.
+    """
+    if not any(map(str.isalnum, name)):
+        raise damaged(f"the name {truncate(name)!r} has neither a letter nor a digit")
+    return slug(name) or f"label_{number}"
 
 
 def _code(fields: CodeFields | None) -> Code | None:

@@ -1004,17 +1004,21 @@ def put(path: str, value: Any) -> Change:
 PRED = "network_data_format/outputs/pred"
 IMAGE = "network_data_format/inputs/image"
 METADATA_REFUSED: list[tuple[Change, str, str]] = [
-    (put("version", ...), "MODEL_DAMAGED", "version: is missing"),
+    (put("version", ...), "MODEL_DAMAGED", "version is missing"),
     (put("network_data_format", ...), "MODEL_DAMAGED", "network_data_format"),
     (put(f"{PRED}/num_channels", 0), "MODEL_DAMAGED", "num_channels"),
     (put(f"{PRED}/channel_def", {"0": "background"}), "MODEL_DAMAGED", "channel 1"),
     (put(f"{PRED}/channel_def", {"0": "a", "1": "b"}), "MODEL_UNSUPPORTED", "background"),
     (put(f"{PRED}/channel_def", {"0": "bg", "1": "%"}), "MODEL_DAMAGED", "neither a letter"),
-    (put(f"{IMAGE}/modality", "n/a"), "MODEL_UNSUPPORTED", "n/a"),
+    (put(f"{IMAGE}/modality", "n/a"), "MODEL_UNSUPPORTED", "'n/a', and not one of CT, MR, PT"),
+    (put(f"{IMAGE}/modality", ...), "MODEL_UNSUPPORTED", "states no modality"),
+    (put("network_data_format", []), "MODEL_DAMAGED", "format is not a mapping of names to values"),
+    (put(f"{PRED}/num_channels", "two"), "MODEL_DAMAGED", "is not a whole number, but 'two'"),
+    (put("scanloom/limitations", [{}]), "MODEL_DAMAGED", "limitations.0.text is missing"),
     (put(f"{IMAGE}/modality", ["CT", "MR"]), "MODEL_UNSUPPORTED", "CT, MR"),
     (put(f"{IMAGE}/num_channels", 2), "MODEL_DAMAGED", "1 channels"),
     (put("network_data_format/inputs/second", {"num_channels": 1}), "MODEL_UNSUPPORTED", "2 inp"),
-    (put("scanloom/colour", 1), "MODEL_DAMAGED", "scanloom.colour: is unknown"),
+    (put("scanloom/colour", 1), "MODEL_DAMAGED", "scanloom.colour is unknown"),
     (put("scanloom/checks/low", [3]), "MODEL_DAMAGED", "scanloom.checks.low"),
     (put("scanloom/checks/low", [3, 1]), "MODEL_DAMAGED", "scanloom.checks.low"),
     (put("scanloom/checks/low", [-math.inf, 1]), "MODEL_DAMAGED", "scanloom.checks.low"),
@@ -1027,6 +1031,16 @@ METADATA_REFUSED: list[tuple[Change, str, str]] = [
     (put("scanloom/structures/spleen", {"color": [0, 0, 999]}), "MODEL_DAMAGED", "color"),
     (put("scanloom/structures/spleen", {"type": {"value": "1"}}), "MODEL_DAMAGED", "scheme"),
 ]
+
+
+def test_names_in_other_scripts_have_labels_by_their_numbers(tmp_path: Path) -> None:
+    metadata = spleen_metadata()
+    put(f"{PRED}/channel_def", {"0": "background", "1": "脾臓"})(metadata)
+    put("scanloom/structures/label_1", {"color": [1, 2, 3]})(metadata)
+
+    [structure] = read_bundle(write_bundle(tmp_path / "spleen", None, metadata)).structures
+
+    assert (structure.label, structure.name, structure.color) == ("label_1", "脾臓", (1, 2, 3))
 
 
 @pytest.mark.parametrize(("change", "code", "named"), METADATA_REFUSED)

@@ -153,6 +153,17 @@ def test_weights_that_are_packed_to_grow_are_refused(bundle: Path) -> None:
     assert "would expand to 10 MiB" in error.detail
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_a_clone_without_git_lfs_is_named(name: str, bundle: Path) -> None:
+    (bundle / "models" / "model.pt").unlink()
+    (bundle / "models" / name).write_bytes(POINTER)
+
+    assert "get the file itself by `git lfs pull`" in refusal(bundle).detail
+
+
 def test_weights_of_any_size_are_not_hashed(bundle: Path) -> None:
     with (bundle / "models" / "model.pt").open("wb") as file:
         file.truncate(1 << 42)
