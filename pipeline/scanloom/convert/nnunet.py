@@ -709,6 +709,19 @@ def _stage(
     return card.Stage(model, "channels")
 
 
+def previous_stages(folder: Path, configuration: str) -> tuple[Path, ...]:
+    """Return the folder of a cascade's first stage, if it is there; nothing for other models.
+
+    What is wrong with the model's files is told by `read_nnunet`.
+    """
+    try:
+        previous = read_configuration(read_plans(folder), configuration).previous_stage
+    except ScanError:
+        return ()
+    stage = folder.parent / f"{folder.name.rpartition('__')[0]}__{previous}"
+    return (stage,) if previous and "/" not in previous and _is_model(stage) else ()
+
+
 def _channels(
     dataset: ChannelsAndLabels, plans: Plans, configuration: Configuration
 ) -> tuple[card.Channel, ...]:

@@ -136,7 +136,8 @@ def split_options(name: str) -> tuple[str, Mapping[str, str]]:
     """
     plain, _, text = name.rpartition(":")
     is_path = os.path.lexists(name)  # False where methods of Path raise
-    if not plain or "=" not in text or "/" in text.partition("=")[0] or is_path:
+    of_address = not {*"/?&"}.isdisjoint(text.partition("=")[0])
+    if not plain or "=" not in text or of_address or is_path:
         return name, {}
     pairs = [option.partition("=") for option in text.split(",")]
     options = {key.strip(): value.strip() for key, _, value in pairs}

@@ -10,7 +10,7 @@ import pytest
 
 from scanloom.cards.card_file import card_digest
 from scanloom.convert import store
-from scanloom.convert.readers import variant_name
+from scanloom.convert.readers import split_options, variant_name
 from scanloom.convert.store import find_model, list_models, shipped_models, user_models
 from scanloom.core import ScanError, is_slug
 from scanloom.core.paths import shipped
@@ -72,6 +72,19 @@ def test_options_after_the_name_make_another_model(places: tuple[Path, Path]) ->
     assert (usual.name, usual.grid.spacing) == ("body", (1.5, 1.5, 2.0))
     assert (low.name, low.grid.spacing) == ("body-highres-false", (3.0, 3.0, 3.0))
     assert card_digest(usual) != card_digest(low)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "https://host/model.zip#sha256=00",
+        "https://host:8080/model.zip?download=1",
+        "https://host/model.zip?until=2026-01-01T00:00:00Z&signature=00",
+    ],
+)
+def test_an_address_is_no_name_with_options(name: str) -> None:
+    assert split_options(name) == (name, {})
+    assert split_options(f"{name}:folds=0") == (name, {"folds": "0"})
 
 
 def test_a_name_with_options_that_is_too_long_ends_in_a_hash() -> None:

@@ -44,8 +44,9 @@ OFFLINE_VARIABLE: Final = "SCANLOOM_OFFLINE"
 _WORK: Final = ".adding"
 """Folder of downloads, unfinished models and locks, inside the user's part of the store."""
 _DOWNLOADS: Final = "downloads"
-_MAX_NESTING: Final = 4
+_MAX_NESTING: Final = 8
 """Folders around a model in a zip file."""
+_SHOWN_MODELS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def add_model(request: str | ModelSource, options: AddOptions) -> Added:
     source = find_source(request) if isinstance(request, str) else request
     name = slug(options.name if options.name is not None else source.name)
     if not name:
-        raise ScanError(Reason.MODEL_UNKNOWN, "the model's name has no letter or digit")
+        detail = "the model's name has neither a-z nor 0-9: give one by --name"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
     with _work_folder(name, options.on_wait) as work:
         if _has(name, source):
             return Added(name, user_models() / name, already=True)
@@ -243,9 +245,12 @@ def _build(name: str, source: ModelSource, work: Path, options: AddOptions) -> A
     (staging / "files").mkdir(parents=True)
     try:
         downloads = Downloads(work / _DOWNLOADS, options.progress)
-        gathered = source.gather(staging / "files", downloads)
         folder = staging / name
-        root = _find_root(staging / "files")
+        if source.options and source.folder is not None:  # of large folders, a part is chosen
+            gathered, root = Gathered(source.origin, published=False), source.folder
+        else:
+            gathered = source.gather(staging / "files", downloads)
+            root = _find_root(staging / "files")
         if source.options:  # settled for good: only what was chosen is kept
             _convert_chosen(root.absolute(), source.options, folder.absolute())
         else:
@@ -268,29 +273,47 @@ def _convert_chosen(source: Path, options: Mapping[str, str], folder: Path) -> N
     """Convert a model with options into a new folder, with the files of its licence."""
     folder.mkdir()
     convert_model(source, options, folder)
-    for link in filter(Path.is_symlink, (folder / WEIGHTS_FOLDER).iterdir()):
-        link.resolve().replace(link)  # the source is removed
+    for link in filter(Path.is_symlink, [*(folder / WEIGHTS_FOLDER).iterdir()]):
+        file = link.resolve()
+        link.unlink()
+        shutil.copyfile(file, link)
     for file in licence_files(source):
         (folder / file.relative_to(source).parent).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / file.relative_to(source))
 
 
 def _find_root(folder: Path) -> Path:
-    """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on."""
-    root, outer = folder, list[Path]()
+    """Return the folder that a reader accepts: the only one of those that lie highest.
+
+    Files of a licence that lie above it are moved to it.
+    """
+    level, visited = [folder], list[Path]()
     for _ in range(_MAX_NESTING):
-        outer.append(root)
-        if is_model(root):
-            return root
-        if (root / TASK_FILE).is_file():  # a part of it is another model
+        visited += level
+        models = list(filter(is_model, level))
+        if len(models) > 1:
+            shown = ", ".join(printable(each.name[:60]) for each in sorted(models)[:_SHOWN_MODELS])
+            detail = f"the source holds {len(models)} models ({shown}): add them one by one"
+            raise ScanError(Reason.MODEL_UNKNOWN, f"{detail}, each by its folder")
+        if models:
+            _move_licences(folder, models[0])
+            return models[0]
+        if (folder / TASK_FILE).is_file():  # a part of it is another model
             break
-        folders = [path for path in root.iterdir() if path.is_dir()]
-        if len(folders) != 1:
-            break
-        root = folders[0]
+        level = sorted(path for above in level for path in above.iterdir() if path.is_dir())
     # a format is recognized by the folder above its parts, such as folds
-    known = next(filter(None, map(unread_error, outer)), None)
-    raise known or no_reader_error(root, "the source holds no model")
+    known = next(filter(None, map(unread_error, visited)), None)
+    raise known or no_reader_error(folder, "the source holds no model")
+
+
+def _move_licences(folder: Path, model: Path) -> None:
+    """Move files of a licence between a folder and a model below it to the model."""
+    for above in model.parents:
+        if not above.is_relative_to(folder):
+            return
+        for file in filter(_is_licence, above.iterdir()):
+            if not (model / file.name).exists():
+                file.rename(model / file.name)
 
 
 def _record(
@@ -371,4 +394,9 @@ def read_licence(folder: Path, name: str) -> Licence:
 def licence_files(folder: Path) -> list[Path]:
     """Return the licence files of a model."""
     files = (file for place in LICENCE_PLACES for file in folder.glob(place))
-    return sorted(file for file in files if _FILES.fullmatch(file.name) and file.is_file())
+    return sorted(filter(_is_licence, files))
+
+
+def _is_licence(file: Path) -> bool:
+    is_own = file.is_file() and not file.is_symlink()  # what a link leads to is not the model's
+    return is_own and _FILES.fullmatch(file.name) is not None

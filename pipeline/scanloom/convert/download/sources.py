@@ -36,6 +36,7 @@ from scanloom.convert.download.transfer import (
     stated_size,
 )
 from scanloom.convert.files import NO_OPTIONS, TASK_FILE, damaged, unsafe
+from scanloom.convert.nnunet import previous_stages
 from scanloom.convert.provenance import Digest
 from scanloom.convert.readers import split_options, variant_name
 from scanloom.convert.unread import unread_error
@@ -66,8 +67,8 @@ SCAN_SUFFIXES: Final = (".nii", ".nii.gz", ".npz", ".dcm", ".mha", ".nrrd")
 """Suffixes of scans and predictions, which training folders contain: they are left out."""
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED: Final = 0x1
-_UNIX: Final = 3
-"""Value of a zip's create_system for which external_attr holds the mode of the file."""
+_DOS, _UNIX = 0, 3
+"""Values of a zip's create_system; with the second, external_attr holds the mode of the file."""
 _CHUNK_BYTES: Final = 1 << 20
 _SHOWN_CHARACTERS: Final = 60
 
@@ -150,6 +151,8 @@ class ModelSource:
         the bundle itself lists.
     options : mapping
         Options of the model, by which it is converted for good.
+    folder : Path or None
+        The source, if it is a folder on this machine.
     """
 
     name: str
@@ -159,6 +162,7 @@ class ModelSource:
     remote: bool = True
     list_files: Callable[[Downloads], Sequence[Remote]] = lambda downloads: ()
     options: Mapping[str, str] = field(default_factory=lambda: NO_OPTIONS)
+    folder: Path | None = None
 
     def size(self, downloads: Downloads) -> int | None:
         """Return the bytes that will be downloaded, None if a server does not state them.
@@ -244,13 +248,11 @@ def _folder(folder: Path) -> ModelSource:
         if match is None:
             copy_folder(path, target)
         else:
-            first = path.with_name(f"{match[1]}__3d_lowres")
-            stages = [first] if match[2] == "3d_cascade_fullres" and first.is_dir() else []
-            for stage in (*stages, path):
+            for stage in (path, *previous_stages(path, match[2])):
                 copy_folder(stage, target / stage.name)
         return Gathered(origin, published=False)
 
-    return ModelSource(name, origin, gather, remote=False)
+    return ModelSource(name, origin, gather, remote=False, folder=path)
 
 
 def _zip_file(path: Path) -> ModelSource:
@@ -573,7 +575,8 @@ def unpack_zip(archive: Path, target: Path, below: str = "") -> None:
     try:
         opened = zipfile.ZipFile(archive)
     except Exception as exc:  # damaged archives raise errors of many types
-        raise damaged("the file is not a zip archive") from exc
+        detail = "the file is no zip archive, or cut off; unpack others, and add the folder"
+        raise damaged(detail) from exc
     with opened:
         members = _checked(opened.infolist(), archive.stat().st_size)
         for info, path in members:
@@ -597,8 +600,11 @@ def _checked(
         mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise unsafe(f"{_shown(info.filename)} is a link or a special file")
-        path = safe_path(info.orig_filename.removesuffix("/"))
-        if info.is_dir():
+        name = info.orig_filename
+        if info.create_system == _DOS:  # PowerShell separates folders as Windows does
+            name = name.replace("\\", "/")
+        path = safe_path(name.removesuffix("/"))
+        if name.endswith("/"):
             continue
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
             raise damaged("the zip archive is encrypted, or compressed by an unusual method")

@@ -34,7 +34,7 @@ from scanloom.convert.store import find_model, list_models, locate_model, verify
 from scanloom.core import Reason, ScanError, slug
 from support.bundles import CONFIG, METADATA, saved, spleen_config, write_bundle
 from support.https_server import Page, Server
-from support.nnunet_folders import PLANS, write_model
+from support.nnunet_folders import CONFIGURATION, PLANS, write_model
 
 NUMBERS = np.random.default_rng(0).standard_normal(75_000, np.float32)
 WEIGHTS = save({"weight": NUMBERS})
@@ -692,15 +692,20 @@ def nested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("scanloom.io.system.sandbox.AVAILABLE", False)
 
 
-@pytest.mark.parametrize("configuration", ["2d", "3d_cascade_fullres"])
+@pytest.mark.parametrize("configuration", ["2d", "3d_cascade_fullres", "cascade_of_mine"])
 def test_nnunets_names_of_folders_are_kept(
     own: Path, nested: None, tmp_path: Path, configuration: str
 ) -> None:
     """A cascade is copied with its first stage; its name in the store is that of its results."""
     dataset = tmp_path / "Dataset007_Pancreas"
-    for name in ("2d", "3d_lowres", "3d_cascade_fullres"):
-        (dataset / f"nnUNetTrainer__nnUNetPlans__{name}").mkdir(parents=True)
-        (dataset / f"nnUNetTrainer__nnUNetPlans__{name}" / "plans.json").write_text("{}")
+    cascade = {**CONFIGURATION, "previous_stage": "3d_lowres"}
+    settings = {"2d": CONFIGURATION, "3d_lowres": CONFIGURATION}
+    settings |= {"3d_cascade_fullres": cascade, "cascade_of_mine": cascade}
+    for name in settings:
+        model = dataset / f"nnUNetTrainer__nnUNetPlans__{name}"
+        model.mkdir(parents=True)
+        (model / "plans.json").write_text(json.dumps({**PLANS, "configurations": settings}))
+        (model / "dataset.json").write_text("{}")
 
     added = add_model(str(dataset / f"nnUNetTrainer__nnUNetPlans__{configuration}"), OPTIONS)
 
@@ -800,7 +805,7 @@ def test_an_address_may_have_options(own: Path, export: Path, server: Server) ->
 
 
 def test_safetensors_of_a_model_with_options_are_kept(own: Path, tmp_path: Path) -> None:
-    """They are no link to the source, which is removed."""
+    """They are no link to the source, which stays as it is."""
     config = spleen_config()
     config["highres"] = True
     bundle = write_bundle(tmp_path / "given" / "spleen", config, weights=WEIGHTS)
@@ -810,6 +815,30 @@ def test_safetensors_of_a_model_with_options_are_kept(own: Path, tmp_path: Path)
     assert added.name == "spleen_highres_false"
     assert not find_model(added.name).weights.file.is_symlink()
     assert find_model(added.name).weights.file.read_bytes() == WEIGHTS
+    assert (bundle / "models" / "model.pt").read_bytes() == WEIGHTS
+
+
+def test_a_model_among_other_folders_of_a_zip_file_is_found(own: Path, bundle: Path) -> None:
+    """With the licence above it, which is asked for."""
+    file = bundle.parent / "release.zip"
+    file.write_bytes(zipped(bundle, "release/models/spleen/"))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("release/docs/README.md", "")
+        archive.writestr("release/LICENSE.txt", "CC BY-NC 4.0")
+
+    assert refusal(file).reason is Reason.LICENCE
+    added = add_model(str(file), AddOptions(lambda model, licence: "BY-NC" in licence.text))
+    assert (added.folder / "configs").is_dir()
+    assert (added.folder / "LICENSE.txt").is_file()
+
+
+def test_several_models_in_one_zip_file_are_named(own: Path, bundle: Path) -> None:
+    file = bundle.parent / "release.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        for path in ("spleen/configs/metadata.json", "liver/configs/metadata.json"):
+            archive.writestr(path, "{}")
+
+    assert "2 models (liver, spleen): add them one by one" in refusal(file).detail
 
 
 def test_a_part_of_a_task_of_totalsegmentator_is_not_taken_for_it(

@@ -53,6 +53,22 @@ def test_files_keep_their_paths_and_content(tmp_path: Path, target: Path) -> Non
     assert (target / "m" / "models" / "w.pt").read_bytes() == b"w"
 
 
+def test_folders_are_separated_as_windows_does(tmp_path: Path, target: Path) -> None:
+    """By PowerShell's Compress-Archive; a path out of the folder is none, however it is written."""
+    members = [(zipfile.ZipInfo(name), content) for name, content in WINDOWS.items()]
+    for info, _ in members:
+        info.create_system = 0
+
+    unpack_zip(write_zip(tmp_path / "m.zip", *members), target)
+
+    assert tree(target) == ["m/configs/a.json"]
+    out = zipfile.ZipInfo("m\\..\\..\\out")
+    out.create_system = 0
+    with pytest.raises(ScanError, match="not a path inside the model"):
+        unpack_zip(write_zip(tmp_path / "n.zip", (out, b"")), target)
+
+
+WINDOWS = {"m\\configs\\": b"", "m\\configs\\a.json": b"{}"}
 UNSAFE_NAMES = [
     "../out",
     "a/../../out",
