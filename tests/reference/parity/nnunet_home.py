@@ -108,6 +108,7 @@ MODELS = {
         patch=(8, 32, 32),
         scans=MR.scans,
     ),
+    "cascade_regions": replace(MR, configuration="3d_cascade_fullres", previous="3d_lowres"),
 }
 
 
@@ -339,8 +340,9 @@ def make(folder: Path, model: Model) -> None:
     names = write_scans(folder / "scans", model)
     first = None
     if model.previous:
-        labels = {"scans": model.scans, "channels": model.channels}
-        first = write_model(folder, replace(LOW, **labels), seed=7)
+        same = ("scans", "channels", "labels", "masked")
+        low = replace(LOW, **{name: getattr(model, name) for name in same})
+        first = write_model(folder, low, seed=7)
     predict_all(folder, model_folder, first)
     print(folder.name, len(names), "scans", flush=True)
 

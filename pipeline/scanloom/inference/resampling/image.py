@@ -368,7 +368,7 @@ def network_image(
     device = float64_device(where[0])
 
     def resample() -> list[torch.Tensor]:
-        options = ResampleOptions(decisive_values(card), _filled(scan.volumes, card))
+        options = ResampleOptions(decisive_values(card), _filled(scan, card))
         steps = [(*channel.steps, *card.before) for channel in card.channels]
         staged = scan.staged or (None,) * len(scan.volumes)
         return [
@@ -417,16 +417,18 @@ def network_image(
     return NetworkImage(image.to(where[0]), seen, None if is_whole else box)
 
 
-def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | None:
+def _filled(scan: ModelInput, card: ModelCard) -> NDArray[np.bool_] | None:
     """Return the voxels that `Normalize.filled` measures and changes; None if no step needs them.
 
-    The scan is that in the card's box: its foreground is not 0.
+    The scan is that in the card's box: its foreground is not 0. As in nnU-Net, structures of the
+    previous stage count as foreground wherever they lie.
     """
     steps = [*card.before, *(step for channel in card.channels for step in channel.steps)]
     if not any(isinstance(step, Normalize) and step.filled for step in steps):
         return None
     crop = card.grid.crop
-    return filled_foreground(volumes, "nonzero" if crop is None else crop.foreground)
+    inside = filled_foreground(scan.volumes, "nonzero" if crop is None else crop.foreground)
+    return inside if scan.stage_labels is None else inside | (scan.stage_labels != 0)
 
 
 def sharing_key(card: ModelCard) -> Hashable:

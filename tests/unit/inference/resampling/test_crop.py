@@ -22,6 +22,7 @@ from scanloom.cards.card import (
     Normalize,
     Paint,
     ScaleRange,
+    Stage,
     Window,
 )
 from scanloom.core import ComputeOptions, ScanError, Volume
@@ -228,6 +229,26 @@ def test_later_steps_measure_the_box_only(tmp_path: Path) -> None:
     assert abs(float(seen.image.mean())) < 1e-4
     assert abs(float(seen.image.std()) - 1) < 1e-3
     assert not predict(card, scan)[:4].any()
+
+
+def test_structures_of_a_previous_stage_are_measured_where_the_scan_is_0(tmp_path: Path) -> None:
+    """nnU-Net's `use_mask_for_norm` in a cascade: the mask are labels that are not negative."""
+    step = Normalize(filled=True, smallest_divisor=1e-8)
+    grid = NetworkGrid(alignment="edges", crop=Crop("nonzero"))
+    first = mr_card(tmp_path, grid=grid)
+    channels = (Channel("mr", "MR", (step,)),)
+    card = mr_card(tmp_path, grid=grid, channels=channels, after=(), stage=Stage(first, "channels"))
+    scan = volume(boxed_scan())
+    labels = np.zeros(SHAPE, np.uint8)
+    labels[:10, :8] = 1  # mostly outside of the box
+
+    seen = network_image(ModelInput((scan,), labels), plan_grid(scan.grid, grid), card, WHERE)
+
+    values = scan.array.astype(np.float64)
+    mask = filled_foreground([scan], "nonzero") | (labels == 1)
+    expected = np.where(mask, (values - values[mask].mean()) / values[mask].std(), 0)
+    np.testing.assert_allclose(seen.image[0].numpy(), expected, atol=1e-4)
+    np.testing.assert_array_equal(seen.image[1].numpy(), labels == 1)
 
 
 def test_painted_regions_make_one_layer(tmp_path: Path) -> None:
