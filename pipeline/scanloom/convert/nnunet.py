@@ -445,7 +445,7 @@ def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     ----------
     folder : Path
         Contains `plans.json`, `dataset.json` and `fold_*/checkpoint_final.pth`; or folders with
-        these (`TRAINER__PLANS__CONFIGURATION`); or datasets of such (`DatasetNNN_NAME`). The first
+        these (TRAINER__PLANS__CONFIGURATION); or datasets of such (DatasetNNN_NAME). The first
         stage of a cascade is expected next to it.
     options : mapping
         "dataset" (name or number), "trainer", "plans" and "configuration" choose a model of a
@@ -552,8 +552,8 @@ def _read(
         detail = f"the model's configuration is {truncate(checkpoint.configuration)}"
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
     if len(checkpoint.trainer) > 128 or not _TRAINER.fullmatch(checkpoint.trainer):
-        # its class may change the network or its processing
-        raise unsupported(f"the trainer {truncate(checkpoint.trainer)!r}")
+        detail = f"the trainer {truncate(checkpoint.trainer)!r}"
+        raise unsupported(f"{detail}: its class may change the network or its processing")
     if checkpoint.outputs not in (None, dataset.outputs):
         detail = f"dataset.json describes a network of {counted(dataset.outputs, 'output')}"
         raise damaged(f"{detail}, and that of the checkpoint has {checkpoint.outputs}")
