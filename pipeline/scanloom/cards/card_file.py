@@ -31,7 +31,9 @@ _ALTERNATIVES: Final = {
 }
 """Classes of which a field takes one or another: in the file, the entry "class" names it."""
 _SHA256: Final = re.compile("[0-9a-f]{64}")
-_NO_LABEL: Final = frozenset({"limitations", "reference_ranges", "on_request", "fast"})
+_NO_LABEL: Final = frozenset(
+    {"limitations", "reference_ranges", "reference_directions", "on_request", "fast"}
+)
 """Fields of a card that change no label: how its results are judged, which of its structures are
 written by default, and what runs instead of it on request."""
 

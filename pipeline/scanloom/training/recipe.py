@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from scanloom.cards.codes import SIDES, coding
 from scanloom.convert.monai.metadata import (
     CheckFields,
+    DirectionFields,
     CodeFields,
     LimitationFields,
     ReferenceFields,
@@ -239,6 +240,9 @@ class TrainingRecipe(Page, frozen=True):
     )
     reference_ranges: tuple[ReferenceFields, ...] = Field(
         default=(), description="Usual ranges of measurements"
+    )
+    reference_directions: tuple[DirectionFields, ...] = Field(
+        default=(), description="Usual directions between structures, which tell a tilted scan"
     )
     checks: CheckFields = Field(default=CheckFields(), description=CheckFields.__doc__)
     modality: Modality = Field(description="Modality of the scans")
