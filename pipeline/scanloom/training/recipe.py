@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from scanloom.cards.codes import SIDES, coding
 from scanloom.convert.monai.metadata import (
     CheckFields,
-    DirectionFields,
     CodeFields,
+    DirectionFields,
     LimitationFields,
     ReferenceFields,
     Sentence,

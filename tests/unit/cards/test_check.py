@@ -84,7 +84,9 @@ def test_a_value_outside_the_ranges_of_the_model_is_flagged(
 
 
 def direction(*of: float, within: float = 30.0) -> ReferenceDirection:
-    return ReferenceDirection(("low_left", "low_right"), ("high",), (of[0], of[1], of[2]), within, "")
+    return ReferenceDirection(
+        ("low_left", "low_right"), ("high",), (of[0], of[1], of[2]), within, ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,9 +109,15 @@ def direction(*of: float, within: float = 30.0) -> ReferenceDirection:
 def test_structures_in_another_direction_than_usual_are_flagged(
     directions: list[ReferenceDirection], change: dict[str, Any], flagged: bool
 ) -> None:
-    lie = {"low_left": (2.0, (-20, 0, 0)), "low_right": (2.0, (20, 0, 0)), "high": (5.0, (0, 0, 30))}
+    lie = {
+        "low_left": (2.0, (-20, 0, 0)),
+        "low_right": (2.0, (20, 0, 0)),
+        "high": (5.0, (0, 0, 30)),
+    }
     found = {
-        label: (each[0], np.array(each[1], float)) for label, each in {**lie, **change}.items() if each
+        label: (each[0], np.array(each[1], float))
+        for label, each in {**lie, **change}.items()
+        if each
     }
     expected = (Flag.DIRECTION_IMPLAUSIBLE,) if flagged else ()
     assert check_directions(found, directions) == expected

@@ -149,7 +149,13 @@ def test_measurements_in_memory_are_those_of_the_command(tmp_path: Path) -> None
     metadata = json.loads(file.read_text())
     usual = {"structure": "liver", "quantity": "mean_hu", "range": [5000, 6000], "source": "A."}
     lies = [
-        {"start": ["liver"], "end": ["spleen"], "direction": [0, 0, z], "within": 60, "source": "A."}
+        {
+            "start": ["liver"],
+            "end": ["spleen"],
+            "direction": [0, 0, z],
+            "within": 60,
+            "source": "A.",
+        }
         for z in (1, -1)  # the structures lie in one direction at most
     ]
     stated = {
