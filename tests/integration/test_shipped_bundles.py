@@ -1,4 +1,4 @@
-"""The models that ship run in MONAI's own runner, with the same labels."""
+"""The models that ship run in MONAI's own runner, with the same labels, and know a head's axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 import scanloom
 from scanloom.convert.conversion import load_card
-from scanloom.core import ComputeOptions
+from scanloom.core import ComputeOptions, Flag
 from scanloom.inference.predictor import TorchPredictor
 from support.model_cards import smooth_scan
 from support.real_scans import ROOT
@@ -76,6 +76,19 @@ def test_monai_runs_it_and_labels_are_ours(name: str, tmp_path: Path) -> None:
     for number in numbers:
         both = ((ours == number) & (theirs == number)).sum()
         assert 2 * both / ((ours == number).sum() + (theirs == number).sum()) >= 0.999
+
+
+@pytest.mark.thorough
+def test_a_header_with_wrong_axes_is_flagged(tmp_path: Path) -> None:
+    """Volumes may all be as usual: the places of the structures tell it."""
+    head = nib.load(ROOT / "data" / "head_mr.nii.gz").slicer[::2, ::2, ::2]
+    compute = ComputeOptions(overlap=0.0, mirror="no")  # an eighth of the windows, nearly the same
+    model = TorchPredictor(load_card(MODELS / "brain_anatomy"), device="cpu", compute=compute)
+    for front, flagged in ((1, False), (-1, True)):
+        path, affine = tmp_path / "head.nii.gz", head.affine @ np.diag([1, front, 1, 1])
+        nib.save(nib.Nifti1Image(np.asarray(head.dataobj), affine), path)
+        found = model.predict(scanloom.load_volume(path, modality="MR"))
+        assert (Flag.DIRECTION_IMPLAUSIBLE in found.flags) is flagged
 
 
 def state_of(name: str) -> dict[str, Any]:

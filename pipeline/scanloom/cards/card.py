@@ -296,6 +296,30 @@ class Limitation:
 
 
 @dataclass(frozen=True)
+class ReferenceDirection:
+    """Usual direction from some structures to others, in a body that lies as the header says.
+
+    Parameters
+    ----------
+    start, end : tuple of str
+        Labels of the structures; the direction is that from the centroid of the first ones together
+        to that of the others.
+    direction : (x, y, z)
+        To the right, front and head (RAS), of any length but 0.
+    within : float
+        Largest usual angle to `direction`, degrees.
+    source : str
+        Where it comes from, as a sentence.
+    """
+
+    start: tuple[str, ...]
+    end: tuple[str, ...]
+    direction: Triple
+    within: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Checks:
     """Plausible ranges of scans for a model; None for no limit.
 
@@ -765,9 +789,10 @@ class ModelCard:
     structures are united by label, later parts over earlier ones, and mapped back by nearest
     neighbour.
     `flags` are caveats of every result of the model; `limitations` are sentences on its known
-    errors, `reference_ranges` usual measurements of its structures. `on_request` has the labels
-    that results have only if they are asked for. `subset` is the card for requested structures
-    only. `fast` is the card's own preset for less work.
+    errors, `reference_ranges` usual measurements of its structures, `reference_directions` how they
+    usually lie to one another. `on_request` has the labels that results have only if they are asked
+    for. `subset` is the card for requested structures only. `fast` is the card's own preset for
+    less work.
     """
 
     name: str
@@ -799,6 +824,7 @@ class ModelCard:
     flags: tuple[Flag, ...] = ()
     limitations: tuple[Limitation, ...] = ()
     reference_ranges: tuple[ReferenceRange, ...] = ()
+    reference_directions: tuple[ReferenceDirection, ...] = ()
     on_request: tuple[str, ...] = ()
     subset: Stage | None = None
     fast: FastPreset | None = None

@@ -56,7 +56,9 @@ _PROBLEMS: Final = (
 """What is wrong with an entry, by the start of pydantic's type of error: the first that fits."""
 _FORM: Final = re.compile(r"^(int|float|str|tuple|function-.*|constrained-.*|\w+Fields)$|\[")
 """Names of pydantic's for the forms of an entry, which are no keys of a file."""
-_NO_LABEL: Final = frozenset({"limitations", "reference_ranges", "on_request", "fast"})
+_NO_LABEL: Final = frozenset(
+    {"limitations", "reference_ranges", "reference_directions", "on_request", "fast"}
+)
 """Fields of a card that change no label: how its results are judged, which of its structures are
 written by default, and what runs instead of it on request."""
 

@@ -23,13 +23,13 @@ that were halved or doubled have air near -500 or -2000, and few values between 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard
+from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, ReferenceDirection
 from scanloom.core import Flag, Grid, Measurement, Reason, ScanError, Volume, plain_number
 from scanloom.core.measurement import Range, ReferenceRange
 
@@ -81,6 +81,9 @@ BONE_HU = 400.0
 """Lower limit of dense bone, which takes less space than air does."""
 LONGEST_MM = 3000.0
 """Limit of any scan of a body: those of the whole body are up to 2.1 m long."""
+LEAST_ML = 1.0
+"""Volume of a structure from which on its place tells how a head lies: smaller ones may be specks
+of another tissue, or what the border of the scan left."""
 LARGEST_LABEL = 1 << 15
 """FreeSurfer's largest label is 14175."""
 EQUAL_NEIGHBOURS = 0.3
@@ -183,6 +186,41 @@ def check_measurement(
             value, cut = measurement.mean, False
         if value > each.range.high or (value < each.range.low and not cut):
             return (Flag.OUT_OF_RANGE,)
+    return ()
+
+
+def check_directions(
+    centroids: Mapping[str, tuple[float, NDArray[np.float64]]],
+    directions: Sequence[ReferenceDirection],
+) -> tuple[Flag, ...]:
+    """Compare how structures lie to one another with the reference directions of a model.
+
+    A direction is not compared if one of its structures has less than `LEAST_ML`.
+
+    Parameters
+    ----------
+    centroids : mapping of str to (float, (3,) array)
+        By label, volume in ml and centroid in RAS mm.
+    directions : sequence of ReferenceDirection
+        The usual directions.
+
+    Returns
+    -------
+    tuple of Flag
+        DIRECTION_IMPLAUSIBLE if an angle to the usual direction is too large.
+    """
+    for each in directions:
+        found = [centroids.get(label, (0.0, np.zeros(3))) for label in (*each.start, *each.end)]
+        if min(ml for ml, _ in found) < LEAST_ML:
+            continue
+        ml, points = np.array([ml for ml, _ in found]), np.array([point for _, point in found])
+        n = len(each.start)
+        line = np.average(points[n:], 0, ml[n:]) - np.average(points[:n], 0, ml[:n])
+        lengths = np.linalg.norm(line) * np.linalg.norm(each.direction)
+        # at one place: in no direction, so not in the usual one
+        cosine = line @ np.array(each.direction) / lengths if lengths else -1.0
+        if cosine < math.cos(math.radians(each.within)):
+            return (Flag.DIRECTION_IMPLAUSIBLE,)
     return ()
 
 

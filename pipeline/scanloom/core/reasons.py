@@ -290,6 +290,10 @@ class Flag(Enum):
     SPACING_IMPLAUSIBLE = "The voxel spacing is outside the model's range"
     FOV_IMPLAUSIBLE = "The field of view is outside the model's range"
     TILT_IMPLAUSIBLE = "The scan's axes are tilted from those of the body beyond the model's limit"
+    DIRECTION_IMPLAUSIBLE = (
+        "Structures lie in unusual directions from one another: the body is tilted in the scan, "
+        "the header's axes are wrong, or a part is missing; labels, also of sides, may be wrong"
+    )
     HEAD_IN_VIEW = "A head is in view, on which the model is known to err"
     ORIENTATION_GIVEN = "The file does not state its orientation; the one given was used"
     FORMS_DISAGREE = "sform and qform of the NIfTI differ; the sform was used"

@@ -157,14 +157,15 @@ class Model:
         for each in (volume, *further_channels):
             check_type(each, Volume, "predict takes volumes, as load_volume returns them")
         flags = check_scan(volume, self.card, further_channels)
-        if HEAD in conditions_of(volume, [self.card]):
-            flags = (*flags, Flag.HEAD_IN_VIEW)
         prediction = self.predictor.predict(
             volume, further_channels=further_channels, uncertainty=uncertainty
         )
+        flags = (*flags, *prediction.flags)  # in the order that a case has
+        if HEAD in conditions_of(volume, [self.card]):
+            flags = (*flags, Flag.HEAD_IN_VIEW)
         return replaced(
             prediction,
-            flags=tuple(dict.fromkeys((*flags, *prediction.flags))),
+            flags=tuple(dict.fromkeys(flags)),
             reference_ranges=self.card.reference_ranges,
         )
 

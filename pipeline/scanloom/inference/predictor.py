@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard, Threshold, with_small_removed
+from scanloom.cards.check import check_directions
 from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
@@ -79,6 +80,7 @@ from scanloom.inference.sliding_window import (
     window_size,
 )
 from scanloom.ops.label_maps import paste_labels
+from scanloom.ops.measure import centroids
 from scanloom.ops.uncertainty import change_maps
 
 logger = logging.getLogger(__name__)
@@ -233,7 +235,11 @@ class TorchPredictor(PlacedModel):
                 uncertain = change_maps(uncertain, lambda values: paste_labels(values, box, shape))
             maps = [self._clean(labels, "after", volume.grid) for labels in maps]
             prediction = replace(prediction, maps=maps, uncertainty=uncertain)
-            return replace(prediction.segmentation(self.card, volume), changes=self.changes)
+            result = prediction.segmentation(self.card, volume)
+            flags = result.flags
+            if directions := self.card.reference_directions:
+                flags += check_directions(centroids(result), directions)
+            return replace(result, changes=self.changes, flags=flags)
 
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""

@@ -171,6 +171,30 @@ def _voxels_and_boxes(layer: Layer) -> tuple[_IntArray, list[Box]]:
     return voxels[1:], boxes
 
 
+def centroids(segmentation: Segmentation) -> dict[str, tuple[float, NDArray[np.float64]]]:
+    """Return volume in ml and centroid (3,) in RAS mm of each structure that has voxels."""
+    found = {}
+    for layer in segmentation.layers:
+        row_of, count = _structure_rows(layer), len(layer.structures) + 1
+        rows, columns, _ = layer.labels.shape
+        voxels, sums = np.zeros(count), np.zeros((3, count))
+        for slab in iter_slabs(layer.labels.shape):
+            runs = find_runs(layer.labels[:, :, slab])
+            inside = runs.value != 0
+            start, length = runs.start[inside], runs.length[inside]
+            structure = row_of[runs.value[inside]]
+            row, first = np.divmod(start, rows)
+            middle = (first + (length - 1) / 2, row % columns, row // columns + slab.start)
+            voxels += np.bincount(structure, length, count)
+            for axis, index in zip(sums, middle, strict=True):
+                axis += np.bincount(structure, index * length, count)
+        for n, structure in enumerate(layer.structures, 1):
+            if voxels[n]:
+                ml = float(voxels[n]) * segmentation.grid.voxel_volume / 1000
+                found[structure.label] = ml, segmentation.grid.world(sums[:, n] / voxels[n])
+    return found
+
+
 def _structure_rows(layer: Layer) -> _IntArray:
     """Return the structure, from 1, of each value of the label map; 0 for other values."""
     table = np.zeros(int(np.iinfo(layer.labels.dtype).max) + 1, np.int64)

@@ -281,6 +281,7 @@ _WEIGHT: Mapping[Kind, float] = {
 }
 _SCAN_WEIGHT: Mapping[Flag, float] = {
     Flag.HU_IMPLAUSIBLE: 2.0,
+    Flag.DIRECTION_IMPLAUSIBLE: 2.0,
     Flag.NOT_HOUNSFIELD: 1.0,
     Flag.SPACING_IMPLAUSIBLE: 1.0,
     Flag.ATTRIBUTES_CONTRADICT: 1.0,

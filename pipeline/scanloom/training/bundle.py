@@ -753,7 +753,8 @@ def metadata(recipe: TrainingRecipe) -> Json:
         "dtype": "float32",
         "is_patch_data": True,
     }
-    page = recipe.model_dump(mode="json", include={"limitations", "reference_ranges"})
+    said = ("limitations", "reference_ranges", "reference_directions")
+    page = recipe.model_dump(mode="json", include={*said})
     structures = {
         structure.label: structure.model_dump(
             exclude={"label", "values", "weight"}, exclude_none=True
@@ -804,8 +805,7 @@ def metadata(recipe: TrainingRecipe) -> Json:
             },
         },
         "scanloom": {
-            "limitations": page["limitations"],
-            "reference_ranges": page["reference_ranges"],
+            **{key: page[key] for key in said},
             "license": recipe.license,
             "attribution": recipe.attribution,
             "precisions": ["float32"],  # labels of others were not compared

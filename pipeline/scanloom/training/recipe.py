@@ -13,6 +13,7 @@ from scanloom.cards.codes import SIDES, coding
 from scanloom.convert.monai.metadata import (
     CheckFields,
     CodeFields,
+    DirectionFields,
     LimitationFields,
     ReferenceFields,
     Sentence,
@@ -239,6 +240,9 @@ class TrainingRecipe(Page, frozen=True):
     )
     reference_ranges: tuple[ReferenceFields, ...] = Field(
         default=(), description="Usual ranges of measurements"
+    )
+    reference_directions: tuple[DirectionFields, ...] = Field(
+        default=(), description="Usual directions between structures, which tell a tilted scan"
     )
     checks: CheckFields = Field(default=CheckFields(), description=CheckFields.__doc__)
     modality: Modality = Field(description="Modality of the scans")

@@ -11,10 +11,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from scanloom.cards.card import ANY_MODALITY, Channel, Checks, ModelCard
+from scanloom.cards.card import (
+    ANY_MODALITY,
+    Channel,
+    Checks,
+    ModelCard,
+    ReferenceDirection,
+)
 from scanloom.cards.check import (
     MAX_SAMPLES,
     check_assumed_modality,
+    check_directions,
     check_measurement,
     check_scan,
     percentiles,
@@ -74,6 +81,46 @@ def test_a_value_outside_the_ranges_of_the_model_is_flagged(
     flags = check_measurement(Measurement(**values), ranges, ["spleen"])
 
     assert flags == ((Flag.OUT_OF_RANGE,) if flagged else ())
+
+
+def direction(*of: float, within: float = 30.0) -> ReferenceDirection:
+    return ReferenceDirection(
+        ("low_left", "low_right"), ("high",), (of[0], of[1], of[2]), within, ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("directions", "change", "flagged"),
+    [
+        ([direction(0, 0, 2)], {}, False),
+        ([direction(0, 0, -2)], {}, True),
+        ([direction(0, 1, 1.8)], {}, False),  # 29 degrees
+        ([direction(0, 1, 1.7)], {}, True),  # 30.5
+        ([direction(0, 1, 1.7, within=31)], {}, False),
+        ([direction(0, 0, 1), direction(1, 0, 0)], {}, True),
+        ([], {}, False),
+        ([direction(0, 0, -1)], {"high": (0.9, (0, 0, 30))}, False),  # too small to tell
+        ([direction(0, 0, -1)], {"low_left": None}, False),
+        ([direction(0, 0, 1)], {"low_left": (2.0, (-80, 0, 0))}, True),  # no longer in the middle
+        ([direction(0, 0, 1)], {"low_left": (200.0, (0, 0, 0))}, False),  # where most of it is
+        ([direction(0, 0, 1)], {"high": (5.0, (0, 0, 0))}, True),  # no direction at all
+    ],
+)
+def test_structures_in_another_direction_than_usual_are_flagged(
+    directions: list[ReferenceDirection], change: dict[str, Any], flagged: bool
+) -> None:
+    lie = {
+        "low_left": (2.0, (-20, 0, 0)),
+        "low_right": (2.0, (20, 0, 0)),
+        "high": (5.0, (0, 0, 30)),
+    }
+    found = {
+        label: (each[0], np.array(each[1], float))
+        for label, each in {**lie, **change}.items()
+        if each
+    }
+    expected = (Flag.DIRECTION_IMPLAUSIBLE,) if flagged else ()
+    assert check_directions(found, directions) == expected
 
 
 def test_scan_of_the_right_kind_has_no_flags(card: ModelCard) -> None:

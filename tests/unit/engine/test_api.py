@@ -148,7 +148,21 @@ def test_measurements_in_memory_are_those_of_the_command(tmp_path: Path) -> None
     file = bundle / "configs/metadata.json"
     metadata = json.loads(file.read_text())
     usual = {"structure": "liver", "quantity": "mean_hu", "range": [5000, 6000], "source": "A."}
-    stated = {"limitations": [{"text": "No heads.", "where": "head"}], "reference_ranges": [usual]}
+    lies = [
+        {
+            "start": ["liver"],
+            "end": ["spleen"],
+            "direction": [0, 0, z],
+            "within": 60,
+            "source": "A.",
+        }
+        for z in (1, -1)  # the structures lie in one direction at most
+    ]
+    stated = {
+        "limitations": [{"text": "No heads.", "where": "head"}],
+        "reference_ranges": [usual],
+        "reference_directions": lies,
+    }
     file.write_text(json.dumps(metadata | {"scanloom": stated}))
     config = json.loads((file := file.with_name("inference.json")).read_text())
     transform(config, "Spacingd")["pixdim"] = [8.0, 8.0, 8.0]
@@ -171,7 +185,8 @@ def test_measurements_in_memory_are_those_of_the_command(tmp_path: Path) -> None
     )
     assert measured == record.measurements
     flags = {flag for each in measured for flag in each.flags}
-    assert {Flag.OUT_OF_RANGE, Flag.HEAD_IN_VIEW} <= flags
+    assert {Flag.OUT_OF_RANGE, Flag.HEAD_IN_VIEW, Flag.DIRECTION_IMPLAUSIBLE} <= flags
+    assert Flag.DIRECTION_IMPLAUSIBLE in record.flags
     assert None not in [each.entropy for each in measured if each.voxels]
 
 

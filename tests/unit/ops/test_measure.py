@@ -23,7 +23,8 @@ from scanloom.core import (
 )
 from scanloom.core.relations import Asymmetry, Share
 from scanloom.ops import measure as module
-from scanloom.ops.measure import QUANTILES, add_ratios, measure, resolve_asymmetries
+from scanloom.ops.measure import QUANTILES, add_ratios, centroids, measure, resolve_asymmetries
+from scanloom.ops.run_length import iter_slabs
 
 CODE = Code("85756007", "SCT", "Tissue")
 SPACING = (0.7, 1.1, 2.3)
@@ -220,6 +221,23 @@ def test_layers_are_measured_separately():
 
     assert [(m.number, m.voxels) for m in measured] == [(300, 64), (301, 0), (7, 8)]
     assert measured[2].mean == array[2:4, 2:4, 2:4].mean()
+
+
+@pytest.mark.parametrize("slab", [1, 1 << 21])
+def test_centroids_are_means_of_positions(slab, monkeypatch):
+    monkeypatch.setattr(module, "iter_slabs", lambda shape: iter_slabs(shape, slab))
+    affine = np.array([[0.0, -1.5, 0.2, 9], [0.8, 0, 0.4, -20], [0, 0, 3, 5], [0, 0, 0, 1]])
+    first, second = labels_of(), labels_of(numbers=(3, 4, 6), seed=3)
+    layers = ((first, (1, 2, 5, 7)), (second, (3, 4, 6)))
+    found = centroids(replace(segmentation(*layers), grid=Grid(first.shape, affine)))
+
+    masks = {f"s{n}": labels == n for labels, numbers in layers for n in numbers}
+    assert found.keys() == {label for label, mask in masks.items() if mask.any()}
+    assert len(found) == 6
+    for label, (ml, point) in found.items():
+        index = np.argwhere(masks[label])
+        assert ml == pytest.approx(len(index) * 3.6 / 1000)
+        assert point == pytest.approx((index @ affine[:3, :3].T + affine[:3, 3]).mean(axis=0))
 
 
 def test_other_shapes_are_refused():

@@ -141,7 +141,7 @@ def test_the_published_schema_is_that_of_the_code() -> None:
 def test_what_results_say_of_a_model_is_in_its_metadata() -> None:
     import yaml
 
-    from scanloom.convert.monai.metadata import LimitationFields, Metadata
+    from scanloom.convert.monai.metadata import DirectionFields, LimitationFields, Metadata
     from scanloom.training.bundle import metadata
 
     stated = yaml.safe_load(PAGE)
@@ -149,12 +149,15 @@ def test_what_results_say_of_a_model_is_in_its_metadata() -> None:
     known = {"text": "Far is often near.", "where": "far"}
     usual = {"structure": "near", "quantity": "volume_ml", "range": [1.0, 2.5], "source": "T."}
     stated |= {"limitations": ["No heads.", known], "reference_ranges": [usual]}
+    lies = {"start": ["near"], "end": ["far"], "direction": [0, 0, 1], "within": 30, "source": "T."}
+    stated["reference_directions"] = [lies]
     document = json.loads(json.dumps(metadata(TrainingRecipe.model_validate(stated))))
     said = Metadata.model_validate(document).scanloom
     stated = {name: (s.experimental, s.on_request) for name, s in said.structures.items()}
     assert stated == {"near": (True, True), "far": (False, False)}
     assert said.limitations == ("No heads.", LimitationFields(**known))
     assert said.reference_ranges[0].range == (1.0, 2.5)
+    assert said.reference_directions == (DirectionFields.model_validate(lies),)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("models/*/training/recipe.yaml")), ids=str)
@@ -162,13 +165,14 @@ def test_shipped_recipes_are_valid(path: Path) -> None:
     assert read_recipe(path).name == path.parent.parent.name
 
 
-def test_a_bundle_states_the_known_errors_of_its_recipe() -> None:
-    """With the scans in which to expect them: those of the model that ships are packaged so."""
-    model = ROOT / "models" / "hippocampus_mr"
+@pytest.mark.parametrize("name", ["brain_anatomy", "hippocampus_mr"])
+def test_a_bundle_states_the_known_errors_of_its_recipe(name: str) -> None:
+    """With the scans in which to expect them: those of the models that ship are packaged so."""
+    model = ROOT / "models" / name
     stated = json.loads((model / "configs" / "metadata.json").read_text())["scanloom"]
     recipe = read_recipe(model / "training" / "recipe.yaml")
-    for key in ("limitations", "reference_ranges"):
-        assert metadata(recipe)["scanloom"][key] == stated[key]
+    for key in ("limitations", "reference_ranges", "reference_directions"):
+        assert metadata(recipe)["scanloom"][key] == stated.get(key, [])
 
 
 def test_the_weights_that_brain_anatomy_starts_from_fit_its_network() -> None:

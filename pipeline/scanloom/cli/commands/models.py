@@ -510,6 +510,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "attribution": card.attribution,
         "limitations": [each.text for each in card.limitations],
         "reference_ranges": [asdict(each) for each in card.reference_ranges],
+        "reference_directions": [asdict(each) for each in card.reference_directions],
         "channels": [{"name": c.name, "modality": c.modality} for c in card.channels],
         "network": card.network.name,
         "orientation": card.grid.orientation,

@@ -265,6 +265,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
         flags=after.flags,
         limitations=_limitations(metadata, structures),
         reference_ranges=_reference_ranges(metadata, structures),
+        reference_directions=_reference_directions(metadata, structures),
         on_request=_on_request(metadata, structures),
     )
 
@@ -307,6 +308,22 @@ def _reference_ranges(
     return tuple(
         ReferenceRange(each.structure, each.quantity, Range(*each.range), each.source)
         for each in metadata.scanloom.reference_ranges
+    )
+
+
+def _reference_directions(
+    metadata: Metadata, structures: Sequence[Structure]
+) -> tuple[card.ReferenceDirection, ...]:
+    """Return the usual directions; MODEL_DAMAGED for a structure that the model lacks."""
+    labels = {structure.label for structure in structures}
+    for fields in metadata.scanloom.reference_directions:
+        for label in (*fields.start, *fields.end):
+            if label not in labels:
+                detail = f"{METADATA}: reference direction of {label}, which the model lacks"
+                raise damaged(detail)
+    return tuple(
+        card.ReferenceDirection(each.start, each.end, each.direction, each.within, each.source)
+        for each in metadata.scanloom.reference_directions
     )
 
 

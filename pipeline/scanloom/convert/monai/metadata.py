@@ -74,6 +74,13 @@ def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
+def _pointing(direction: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Accept a direction other than 0."""
+    if not any(direction):
+        raise ValueError("a direction is not 0, 0, 0")
+    return direction
+
+
 Text = Annotated[str, BeforeValidator(_as_text), AfterValidator(one_line)]
 Shown = Annotated[str, AfterValidator(_shown)]
 Sentence = Annotated[Shown, Field(min_length=1, max_length=300)]
@@ -147,6 +154,16 @@ class ReferenceFields(_StrictModel):
     source: Sentence
 
 
+class DirectionFields(_StrictModel):
+    """The usual direction between structures; see `scanloom.cards.card.ReferenceDirection`."""
+
+    start: Annotated[tuple[Shown, ...], Field(min_length=1)]
+    end: Annotated[tuple[Shown, ...], Field(min_length=1)]
+    direction: Annotated[tuple[Finite, Finite, Finite], AfterValidator(_pointing)]
+    within: float = Field(gt=0, lt=180)
+    source: Sentence
+
+
 class LimitationFields(_StrictModel):
     """A known error of some scans; see `scanloom.cards.card.Limitation`."""
 
@@ -174,6 +191,7 @@ class ScanloomFields(_StrictModel):
     structures: dict[str, StructureFields] = {}
     limitations: tuple[Sentence | LimitationFields, ...] = ()
     reference_ranges: tuple[ReferenceFields, ...] = ()
+    reference_directions: tuple[DirectionFields, ...] = ()
     license: Text = ""
     attribution: Text = ""
 

@@ -30,6 +30,7 @@ from scanloom.cards.card import (
     NetworkGrid,
     NetworkSpec,
     Normalize,
+    ReferenceDirection,
     ScaleMinMax,
     ScaleRange,
     Threshold,
@@ -161,6 +162,39 @@ def test_reference_ranges_are_checked(tmp_path: Path, change: dict[str, object])
     stated = {"structure": "spleen", "quantity": "mean_hu", "range": [30, 150], "source": "A page."}
     metadata["scanloom"] = {"reference_ranges": [{**stated, **change}]}
     with pytest.raises(ScanError, match=r"reference.range") as caught:
+        read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
+    assert caught.value.code == "MODEL_DAMAGED"
+
+
+DIRECTION = {"start": ["spleen"], "end": ["spleen"], "direction": [0, 0, 1], "within": 30}
+
+
+def test_reference_directions_are_those_of_the_metadata(tmp_path: Path) -> None:
+    metadata = spleen_metadata()
+    metadata["scanloom"] = {"reference_directions": [{**DIRECTION, "source": "A page."}]}
+    card = read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
+    both = ("spleen",), ("spleen",)
+    expected = ReferenceDirection(*both, (0.0, 0.0, 1.0), 30.0, "A page.")
+    assert card.reference_directions == (expected,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"start": ["rib"]},
+        {"end": ["spleen", "rib"]},
+        {"end": []},
+        {"direction": [0, 0, 0]},
+        {"direction": [0, 1]},
+        {"within": 0},
+        {"within": 180},
+    ],
+)
+def test_reference_directions_are_checked(tmp_path: Path, change: dict[str, object]) -> None:
+    metadata = spleen_metadata()
+    stated = {**DIRECTION, "source": "A page.", **change}
+    metadata["scanloom"] = {"reference_directions": [stated]}
+    with pytest.raises(ScanError, match=r"reference.direction") as caught:
         read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
     assert caught.value.code == "MODEL_DAMAGED"
 

@@ -104,6 +104,12 @@ def test_reference_ranges_do_not_count(full: ModelCard) -> None:
     assert card_digest(replace(full, reference_ranges=(usual,))) == card_digest(full)
 
 
+def test_reference_directions_do_not_count(full: ModelCard) -> None:
+    label = full.structures[0].label
+    usual = cards.ReferenceDirection((label,), (label,), (0.0, 0.0, 1.0), 30.0, "A page.")
+    assert card_digest(replace(full, reference_directions=(usual,))) == card_digest(full)
+
+
 def test_a_preset_counts_only_if_it_is_requested(full: ModelCard) -> None:
     own = replace(full, fast=cards.FastPreset(overlap=0.1))
     assert card_digest(own) == card_digest(full)
