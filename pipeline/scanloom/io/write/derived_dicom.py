@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from scanloom.core import Case, Code, Segmentation, Structure
 from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
+from scanloom.io.dicom import uids
 from scanloom.io.scan import SHARED_UIDS, DicomSource
 from scanloom.version import __version__
 
@@ -31,6 +32,22 @@ _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _METHOD = re.compile(r"[A-Z0-9_ ]{1,16}")
 _NO_DATE, _NO_TIME = "19700101", "000000"
+
+_ALWAYS_LOSSY = dict.fromkeys(
+    (
+        uids.JPEG_BASELINE_8_BIT,
+        uids.JPEG_EXTENDED_12_BIT,
+        uids.JPEG_SPECTRAL_SELECTION_NON_HIERARCHICAL_6_8,
+        uids.JPEG_FULL_PROGRESSION_NON_HIERARCHICAL_10_12,
+    ),
+    "ISO_10918_1",
+)
+_PERHAPS_LOSSY = {
+    uids.JPEG_LS_NEAR_LOSSLESS: "ISO_14495_1",
+    uids.JPEG_2000: "ISO_15444_1",
+    uids.HTJ2K: "ISO_15444_15",
+}
+"""Transfer syntaxes, and the method of compression of each (PS3.3 C.7.6.1.1.5.1)."""
 
 _TEXT = {
     "PatientID": 64,
@@ -201,8 +218,15 @@ def save_object(path: Path, head: Dataset, tail: Iterable[bytes], recipe: str, d
 
 
 def add_lossy_compression(shared: Dataset, first: Dataset) -> None:
-    """Copy whether, how and how much the source was compressed with loss."""
-    lossy = plain_text(first, "LossyImageCompression") == "01"
+    """Copy whether, how and how much the source was compressed with loss.
+
+    Where it does not say, its transfer syntax does: one that may have lost something counts as if
+    it had, and one that always does counts whatever the source says (PS3.3 C.7.6.1.1.5).
+    """
+    syntax = plain_text(getattr(first, "file_meta", None) or {}, "TransferSyntaxUID")
+    said = plain_text(first, "LossyImageCompression")
+    by_syntax = syntax in _ALWAYS_LOSSY or (syntax in _PERHAPS_LOSSY and said != "00")
+    lossy = said == "01" or by_syntax
     shared.LossyImageCompression = "01" if lossy else "00"
     ratios, methods = (
         [text.strip() for text in plain_text(first, f"LossyImageCompression{suffix}").split("\\")]
@@ -212,6 +236,8 @@ def add_lossy_compression(shared: Dataset, first: Dataset) -> None:
         shared.LossyImageCompressionRatio = decimal_strings(ratios)
     if lossy and all(map(_METHOD.fullmatch, methods)):
         shared.LossyImageCompressionMethod = methods
+    elif by_syntax:
+        shared.LossyImageCompressionMethod = (_ALWAYS_LOSSY | _PERHAPS_LOSSY)[syntax]
 
 
 def _add_deidentification(shared: Dataset, first: Dataset) -> None:

@@ -437,6 +437,33 @@ def test_lossy_source_stays_lossy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("syntax", "said", "written"),
+    [
+        ("JPEGBaseline8Bit", None, ("01", "ISO_10918_1")),
+        ("JPEGExtended12Bit", "00", ("01", "ISO_10918_1")),
+        ("JPEGLSNearLossless", None, ("01", "ISO_14495_1")),
+        ("JPEG2000", None, ("01", "ISO_15444_1")),
+        ("HTJ2K", "", ("01", "ISO_15444_15")),
+        ("JPEG2000", "00", ("00", None)),  # which may have lost nothing
+        ("JPEG2000Lossless", None, ("00", None)),
+        ("ExplicitVRLittleEndian", None, ("00", None)),
+    ],
+)
+def test_a_source_that_does_not_say_is_lossy_by_its_transfer_syntax(
+    syntax: str, said: str | None, written: tuple[str, str | None], tmp_path: Path
+) -> None:
+    scan = case_folders.dicom_scan()
+    assert isinstance(scan.source, DicomSource)
+    header = scan.source.first
+    header.file_meta = pydicom.dataset.FileMetaDataset()
+    header.file_meta.TransferSyntaxUID = getattr(pydicom.uid, syntax)
+    if said is not None:
+        header.LossyImageCompression = said
+    first = write(tmp_path, scan)
+    assert (first.LossyImageCompression, first.get("LossyImageCompressionMethod")) == written
+
+
+@pytest.mark.parametrize(
     ("ratio", "method", "written"),
     [
         (b"10:1 ", b"jpeg, quality 90, of 2001 ", (None, None)),
