@@ -29,6 +29,14 @@ def plain_text(header: Dataset, keyword: str) -> str:
     return "" if value is None else str(value).strip("\0 ")
 
 
+def decoded_text(value: object) -> str:
+    """Return text as pydicom decodes it; "" for none.
+
+    Of the Chinese of ISO 2022 IR 58, pydicom leaves the escape sequences in the text.
+    """
+    return str(value or "").replace("\x1b$)A", "")
+
+
 def matching_text(header: Dataset, keyword: str, pattern: re.Pattern[str]) -> str:
     """Return the text of an attribute if all of it matches, else an empty string."""
     text = plain_text(header, keyword)

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.core import Case, Code, Segmentation, Structure
-from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
+from scanloom.io.dataset_text import (
+    decimal_strings,
+    decoded_text,
+    matching_text,
+    plain_text,
+    valid_uid,
+)
 from scanloom.io.dicom import uids
 from scanloom.io.scan import SHARED_UIDS, DicomSource
 from scanloom.version import __version__
@@ -30,6 +36,7 @@ _MAX_CHARACTERS = 64
 _DATE = re.compile(r"\d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METHOD = re.compile(r"[A-Z0-9_ ]{1,16}")
 _NO_DATE, _NO_TIME = "19700101", "000000"
 
@@ -172,8 +179,8 @@ def new_object(
 
     Patient, study and frame of reference are those of the source. Text is decoded and becomes UTF-8
     if it, or a text of the `segmentations` that the object describes, is not ASCII. Invalid values
-    (a date, a StudyID that is too long) are left empty or out, except PatientName and PatientID,
-    which are copied unchanged.
+    (a date, a StudyID that is too long or has control characters) are left empty or out, except
+    PatientName and PatientID, which are copied unchanged.
     """
     from pydicom.dataset import FileMetaDataset
 
@@ -183,7 +190,8 @@ def new_object(
         setattr(shared, keyword, valid_uid(first, keyword))
     for keyword, max_length in _TEXT.items():
         text = _text(first, keyword)
-        text = text if len(text) <= max_length or keyword == "PatientID" else ""
+        is_valid = len(text) <= max_length and not _CONTROL.search(text)
+        text = text if is_valid or keyword == "PatientID" else ""
         if text or keyword not in _OPTIONAL:
             setattr(shared, keyword, text)
     _add_deidentification(shared, first)
@@ -271,7 +279,7 @@ def _text(header: Dataset, keyword: str) -> str:
     plain = plain_text(header, keyword)
     if plain.isascii() and "\x1b" not in plain:  # ISO 2022 encodes other sets in ASCII bytes
         return plain
-    return str(header.get(keyword) or "")
+    return decoded_text(header.get(keyword))
 
 
 def _texts(header: Dataset, keyword: str) -> list[str]:
@@ -280,7 +288,7 @@ def _texts(header: Dataset, keyword: str) -> list[str]:
     if plain.isascii() and "\x1b" not in plain:
         return [value.strip() for value in plain.split("\\")]
     values = header.get(keyword) or ""
-    return [values] if isinstance(values, str) else [str(value) for value in values]
+    return [decoded_text(v) for v in ([values] if isinstance(values, str) else values)]
 
 
 # --- encoded elements -----------------------------------------------------------------------------

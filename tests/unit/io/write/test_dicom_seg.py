@@ -20,6 +20,7 @@ from pydicom.tag import Tag
 from pydicom.uid import UID
 
 from scanloom.core import Case, Code, Layer, Segmentation
+from scanloom.io.dicom.header.parser import read_dataset
 from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.write.derived_dicom import content_datetime
@@ -328,6 +329,39 @@ def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
     dataset = write(tmp_path, scan)
     assert dataset.SpecificCharacterSet == "ISO_IR 192"
     assert dataset.PatientName == "Müller^Jürgen"
+
+
+@pytest.mark.parametrize(
+    ("characters", "stored", "name"),
+    [
+        (b"\\ISO 2022 IR 87", b"\x1b$B;3ED\x1b(B^\x1b$BB@O:\x1b(B ", "山田^太郎"),
+        (b"\\ISO 2022 IR 149", b"\x1b$)C\xfb\xf3^\x1b$)C\xd1\xce\xd4\xd7 ", "洪^吉洞"),
+        (b"\\ISO 2022 IR 58 ", b"\x1b$)A\xd5\xc5^\x1b$)A\xd0\xa1\xb6\xab ", "张^小东"),
+        (b"GB18030 ", "王^小东 ".encode("gb18030"), "王^小东"),
+    ],
+    ids=["Japanese", "Korean", "Chinese", "GB18030"],
+)
+def test_names_of_east_asia_come_over(
+    characters: bytes, stored: bytes, name: str, tmp_path: Path
+) -> None:
+    scan = case_folders.dicom_scan()
+    header = scan.source.first  # type: ignore[union-attr]
+    for number, vr, value in (
+        (0x00080005, "CS", characters),
+        (0x00100010, "PN", stored),
+        (0x00081030, "LO", stored),
+        (0x00200010, "SH", b"1\n2 "),
+    ):
+        header[number] = RawDataElement(Tag(number), vr, len(value), value, 0, False, True)
+    path = tmp_path / "x.dcm"
+    pydicom.dcmwrite(path, header, implicit_vr=False, little_endian=True, force_encoding=True)
+    source = replace(scan.source, first=read_dataset(path))  # type: ignore[arg-type]
+
+    written = write(tmp_path, replace(scan, source=source))
+
+    assert written.SpecificCharacterSet == "ISO_IR 192"
+    assert (written.PatientName, written.StudyDescription) == (name, name)
+    assert written.StudyID == ""  # a control character makes it invalid
 
 
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
