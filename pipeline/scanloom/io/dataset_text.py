@@ -30,11 +30,12 @@ def plain_text(header: Dataset, keyword: str) -> str:
 
 
 def decoded_text(value: object) -> str:
-    """Return text as pydicom decodes it; "" for none.
+    """Return text as pydicom decodes it, values joined by a backslash; "" for none.
 
     Of the Chinese of ISO 2022 IR 58, pydicom leaves the escape sequences in the text.
     """
-    return str(value or "").replace("\x1b$)A", "")
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value or ""]
+    return "\\".join(map(str, values)).replace("\x1b$)A", "")
 
 
 def matching_text(header: Dataset, keyword: str, pattern: re.Pattern[str]) -> str:

@@ -36,7 +36,8 @@ _MAX_CHARACTERS = 64
 _DATE = re.compile(r"\d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_INVALID = re.compile(r"[\x00-\x1f\x7f\\]")
+"""Control characters, and the backslash, which would separate two values of what has one."""
 _METHOD = re.compile(r"[A-Z0-9_ ]{1,16}")
 _NO_DATE, _NO_TIME = "19700101", "000000"
 
@@ -179,7 +180,7 @@ def new_object(
 
     Patient, study and frame of reference are those of the source. Text is decoded and becomes UTF-8
     if it, or a text of the `segmentations` that the object describes, is not ASCII. Invalid values
-    (a date, a StudyID that is too long or has control characters) are left empty or out, except
+    (a date, a StudyID that is too long or has a backslash) are left empty or out, except
     PatientName and PatientID, which are copied unchanged.
     """
     from pydicom.dataset import FileMetaDataset
@@ -190,7 +191,7 @@ def new_object(
         setattr(shared, keyword, valid_uid(first, keyword))
     for keyword, max_length in _TEXT.items():
         text = _text(first, keyword)
-        is_valid = len(text) <= max_length and not _CONTROL.search(text)
+        is_valid = len(text) <= max_length and not _INVALID.search(text)
         text = text if is_valid or keyword == "PatientID" else ""
         if text or keyword not in _OPTIONAL:
             setattr(shared, keyword, text)

@@ -401,6 +401,19 @@ def test_pydicom_encodes_all_elements_alike(seg: str, name: str, tmp_path: Path)
     assert again.getvalue() == (tmp_path / "dicom" / "segmentation.dcm").read_bytes()
 
 
+@pytest.mark.parametrize("text", ["Thorax\\Abdomen", "Übersicht\\Bauch", "Bauch\n"])
+def test_a_text_that_is_not_one_value_is_left_out(text: str, tmp_path: Path) -> None:
+    """But for the patient's ID, which is that of the source whatever it is."""
+    scan = case_folders.dicom_scan()
+    for keyword in ("StudyDescription", "ReferringPhysicianName", "PatientID"):
+        put(scan.source.first, keyword, text)  # type: ignore[union-attr]
+    written = write(tmp_path, scan)
+    assert "StudyDescription" not in written
+    assert written.ReferringPhysicianName == ""
+    values = written.PatientID if written["PatientID"].VM > 1 else [written.PatientID]
+    assert "\\".join(values) == text
+
+
 def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
     """Values that are missing or not valid in the source are empty, and no reason to fail."""
     scan = case_folders.dicom_scan()
