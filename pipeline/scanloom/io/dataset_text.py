@@ -34,7 +34,9 @@ def decoded_text(value: object) -> str:
 
     Of the Chinese of ISO 2022 IR 58, pydicom leaves the escape sequences in the text.
     """
-    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value or ""]
+    if value is None:
+        return ""
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     return "\\".join(map(str, values)).replace("\x1b$)A", "")
 
 
