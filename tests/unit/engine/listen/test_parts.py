@@ -19,6 +19,7 @@ import pytest
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen import parts
 from scanloom.engine.listen.listen import listen
+from scanloom.engine.listen.own_status import own_status
 from scanloom.engine.listen.parts import SILENT_S, ListenPart, Setup
 from scanloom.engine.listen.receive import OwnCertificates, _expiry, _trouble
 from scanloom.engine.listen.site import Site
@@ -89,6 +90,23 @@ def test_what_keeps_a_process_from_its_work_is_told(part: ListenPart, tmp_path: 
         assert part.state.startswith("its certificate has expired")
         hear(part, alive=_trouble(spool, expires))
     assert part.state == ""
+
+
+def test_a_status_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, and written as soon as it can be."""
+    place, status = tmp_path / "listen", tmp_path / "listen" / "status.json"
+    place.write_text("in the way")
+    with own_status(tmp_path, "receiver") as say:
+        say("no room")
+        say("")
+        assert caplog.messages == ["the status can't be written (FileExistsError)"]
+        place.unlink()
+        say("no room")
+        assert json.loads(status.read_text())["parts"] == {"receiver": "no room"}
+        assert not json.loads(status.read_text())["has_ended"]
+    assert json.loads(status.read_text())["has_ended"]
 
 
 def test_the_end_of_each_own_certificate_is_told_before(
