@@ -388,6 +388,45 @@ def test_tls(case: Path, tmp_path: Path) -> None:
     assert outbox.trouble("wrong").reason == "TLS failed: self-signed certificate"
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_target_that_does_not_take_our_certificate(
+    version: ssl.TLSVersion, case: Path, tmp_path: Path
+) -> None:
+    """By TLS 1.3 it says so after the handshake, when it was asked for an association."""
+    for name in ("theirs", "ours"):
+        (tmp_path / name).mkdir()
+    theirs, ours = (write_certificate(tmp_path / name) for name in ("theirs", "ours"))
+    outbox, context = outbox_of(tmp_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*theirs)
+    context.load_verify_locations(theirs[0])
+    context.verify_mode, context.maximum_version = ssl.CERT_REQUIRED, version
+    tls = {"authorities": str(theirs[0]), "certificate": str(ours[0]), "key": str(ours[1])}
+    with running_target(tmp_path / "target", find=True, tls=context) as target:
+        outbox.add(case, "pacs")
+        with delivery(site_of(tmp_path, [target_keys(target.port, tls=tls)]), outbox):
+            reason = wait_for(lambda: outbox.trouble("pacs").reason)
+    assert reason.startswith("TLS failed: ") or reason.endswith("does not take our certificate")
+
+
+def test_renewed_certificates_are_read_again(case: Path, tmp_path: Path) -> None:
+    """Of a target that is away as long as the file of its authority is being written."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    old, new = (write_certificate(tmp_path / name) for name in ("old", "new"))
+    outbox, context = outbox_of(tmp_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*new)
+    with running_target(tmp_path / "target", find=True, tls=context) as target:
+        keys = target_keys(target.port, tls={"authorities": str(old[0])})
+        outbox.add(case, "pacs")
+        with delivery(site_of(tmp_path, [keys]), outbox):
+            wait_for(lambda: outbox.trouble("pacs").reason.startswith("TLS failed"))
+            old[0].write_text("half")
+            wait_for(lambda: "can't be read" in outbox.trouble("pacs").reason)
+            new[0].replace(old[0])
+            wait_until_settled(outbox)
+        assert target.has(case)
+
+
 # --- what is sent --------------------------------------------------------------------------------
 
 

@@ -561,7 +561,42 @@ def test_tls_takes_known_certificates_and_silence_stops_nobody(tmp_path: Path) -
     assert "the certificate of `tls` expires on 20" in receiver.log  # in a day
 
 
+@pytest.mark.slow
+def test_a_renewed_certificate_is_taken_while_it_receives(tmp_path: Path) -> None:
+    """A new certificate whose key is not there yet changes nothing."""
+    own, friend, new = (certificates(tmp_path / name) for name in ("own", "friend", "new"))
+    tls = {"certificate": str(own[0]), "key": str(own[1]), "clients": str(friend[0])}
+    before, after = series(tmp_path, "before"), series(tmp_path, "after")
+    trusted = shutil.copy(own[0], tmp_path / "trusted.pem")
+    with listening(tmp_path / "site", tls=tls, options=["-v"]) as receiver:
+        new[0].replace(own[0])
+        wait_for(lambda: "`tls` has changed, and is not taken" in receiver.log)
+        assert set(send(receiver.port, before, tls=client(*friend, trusted)).values()) == {0}
+        new[1].replace(own[1])
+        wait_for(lambda: "`tls` has changed: its certificates were read again" in receiver.log)
+        assert set(send(receiver.port, after, tls=client(*friend, own[0])).values()) == {0}
+        with association(receiver.port, tls=client(*friend, trusted)) as made:
+            assert not made.is_established
+
+
 # --- the process ---------------------------------------------------------------------------------
+
+
+def test_status_tells_of_a_receiver_without_rules(tmp_path: Path) -> None:
+    def told() -> str:
+        lines = scanloom("status", tmp_path / "site" / "out").out.splitlines()
+        return next((line for line in lines if line.startswith("Listen")), "")
+
+    with listening(tmp_path / "site") as receiver:
+        assert told() == "Listen: all processes run."
+        second = listen(write_site(tmp_path), receiver.folder / "out")
+        assert second.code
+        assert told() == "Listen: all processes run."
+        assert receiver.stop() == 0
+    assert re.fullmatch(r"Listen: ended [0-9:]+ ago\.", told())
+    with listening(tmp_path / "full", reserve="100 PiB") as receiver:
+        text = scanloom("status", receiver.folder / "out").out
+        assert "the receiver: refuses all objects, since the disk has no room" in text
 
 
 @pytest.mark.parametrize("number", [15, pytest.param(2, marks=pytest.mark.slow)])
@@ -650,7 +685,10 @@ def test_nothing_but_the_spool_names_a_patient(tmp_path: Path) -> None:
     assert b"PYNETDICOM at 127.0.0.1: " in told[0].read_bytes()
     names = [str(path.relative_to(receiver.folder)) for path in receiver.folder.rglob("*")]
     assert not any(bird in name for bird in canaries.BIRDS for name in names)
-    assert [path.name for path in (receiver.folder / "out").iterdir()] == ["private"]
+    out = receiver.folder / "out"
+    assert {path.name for path in out.iterdir()} == {"private", "listen"}
+    status = (out / "listen" / "status.json").read_bytes()
+    assert not any(bird.encode() in status for bird in canaries.BIRDS)
 
 
 def test_the_process_loads_nothing_heavy(receiver: Receiver) -> None:

@@ -29,6 +29,17 @@ def plain_text(header: Dataset, keyword: str) -> str:
     return "" if value is None else str(value).strip("\0 ")
 
 
+def decoded_text(value: object) -> str:
+    """Return text as pydicom decodes it, values joined by a backslash; "" for none.
+
+    Of the Chinese of ISO 2022 IR 58, pydicom leaves the escape sequences in the text.
+    """
+    if value is None:
+        return ""
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return "\\".join(map(str, values)).replace("\x1b$)A", "")
+
+
 def matching_text(header: Dataset, keyword: str, pattern: re.Pattern[str]) -> str:
     """Return the text of an attribute if all of it matches, else an empty string."""
     text = plain_text(header, keyword)

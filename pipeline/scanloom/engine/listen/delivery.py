@@ -30,6 +30,7 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import lock_folder
 
 if TYPE_CHECKING:
+    from scanloom.io.network.peer import DicomAddress
     from scanloom.io.network.sender import Peer, Reference
 
 BATCH = 50
@@ -294,6 +295,8 @@ class _Delivery:
             self._send_all(lines)
         except UnreachableError as exc:
             self._in_trouble(exc.reason)
+        except ScanError as exc:  # such as of a certificate that is being renewed
+            self._in_trouble(exc.detail)
         except Exception as exc:  # noqa: BLE001  # this target's fault, or the disk's, for a while
             self._in_trouble(f"an unexpected {type(exc).__name__}")
         else:
@@ -497,21 +500,25 @@ def reference_of(line: Line) -> Reference:
 def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence[Reference]], Peer]:
     """Return a function that makes a peer of a target, for what is sent.
 
+    Credentials and certificates are read each time: they may be renewed.
+
     Raises
     ------
     ScanError
         NOT_INSTALLED without pynetdicom or dicomweb-client; ENVIRONMENT if credentials or
-        certificates can't be read.
+        certificates can't be read, then and by the function.
     """
     check_installed(target)
     from scanloom.io.network.sender import DicomPeer, WebPeer
 
     if target.url is not None:
-        web = web_address(target)
-        return lambda references: WebPeer(*web)
-    address = dicom_address(site.title, target)
+        web_address(target)
+        return lambda references: WebPeer(*web_address(target))
+    dicom_address(site.title, target)
     return lambda references: DicomPeer(
-        address, references, lambda report: outbox.note(report, (target.name,))
+        dicom_address(site.title, target),
+        references,
+        lambda report: outbox.note(report, (target.name,)),
     )
 
 
@@ -527,13 +534,16 @@ def committer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[], 
         return None
     from scanloom.io.network.sender import DicomPeer
 
-    address = replace(
-        dicom_address(site.title, target),
-        title=committer.title,
-        address=committer.address or str(target.address),
-        port=committer.port,
-    )
-    return lambda: DicomPeer(address, (), lambda report: outbox.note(report, (target.name,)))
+    def address() -> DicomAddress:
+        return replace(
+            dicom_address(site.title, target),
+            title=committer.title,
+            address=committer.address or str(target.address),
+            port=committer.port,
+        )
+
+    address()
+    return lambda: DicomPeer(address(), (), lambda report: outbox.note(report, (target.name,)))
 
 
 # --- clearing -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.own_status import own_status
 from scanloom.engine.listen.receive import end_requested, receive, spool_folder
 from scanloom.engine.listen.site import Site
 
@@ -35,7 +36,8 @@ def listen(
     if not site.peers:
         raise ScanError(Reason.SITE, "`peers` is missing: nobody may send")
     if not (site.rules or site.targets or site.metrics):  # one that only receives needs no keeper
-        receive(site, out, tell)
+        with own_status(out, "receiver") as sign:
+            receive(site, out, tell, sign)
         return
     from scanloom.engine.listen.parts import Setup, keep_parts
     from scanloom.engine.listen.work import read_requests

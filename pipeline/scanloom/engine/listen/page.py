@@ -16,13 +16,13 @@ from types import MappingProxyType
 
 from scanloom.core import Reason, counted, printable
 from scanloom.engine.listen.outbox import Line, Outbox, OutboxState, case_name, open_outbox
+from scanloom.engine.listen.own_status import write_own_status
 from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import STUDIES, JournalFollower, received_studies
 from scanloom.engine.listen.studies import Queue, StudyState
 from scanloom.engine.monitor import format_samples, labels_of
 from scanloom.io.identity import study_id
-from scanloom.io.output.json_file import write_document
-from scanloom.io.output.layout import LISTEN, LISTEN_STATUS
+from scanloom.io.output.layout import LISTEN
 from scanloom.io.output.private import check_links
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.report.page import content_policy, page_style, page_template
@@ -111,8 +111,7 @@ class ListenPage:
         html = self._html(states, counts, sent, parts, now, has_ended)
         atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
         due = now + (1 + RESTS) * (time.time() - now)
-        status = {"written": now, "due": due, "has_ended": has_ended, "parts": dict(parts)}
-        atomic_write(self._out / LISTEN_STATUS, lambda draft: write_document(draft, status))
+        write_own_status(self._out, now, due, parts, has_ended=has_ended)
         if self._site.metrics is not None:
             text = self._metrics(counts, sent, parts, now)
             atomic_write(Path(self._site.metrics), lambda draft: draft.write_text(text))

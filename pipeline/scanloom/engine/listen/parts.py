@@ -56,6 +56,10 @@ SIGN_S = 10.0
 """Between two signs of life of a part."""
 SILENT_S = 300.0
 """A part without one for so long is stopped or hangs: to read a large study takes less."""
+LONGEST_LIFE_S = 300 * 24 * 3600.0
+"""Of a worker, by the clock: the certificate of its Dask cluster lasts a year from its start."""
+CLOCK_STEP_S = 60.0
+"""A clock that was put back by more makes that certificate one of the future."""
 KEEPER_S = 1.0
 """Longest wait for a keeper that reads nothing, as if it is stopped; then a line is dropped."""
 
@@ -402,8 +406,12 @@ def _work(setup: Setup, lines: _Lines) -> None:
         Worker(setup.site, setup.spool, setup.out, setup.key, published, start_tables) as worker,
     ):
         lines.say({"ready": {}})
+        began = time.time()
         while not requested.wait(BETWEEN_LOOKS_S):
             worker.step(lines.sign)
+            if worker.is_idle and not -CLOCK_STEP_S < time.time() - began < LONGEST_LIFE_S:
+                LOG.info("the worker ends, since the certificate of its cluster would expire")
+                break
 
 
 def _deliver(setup: Setup, lines: _Lines) -> None:

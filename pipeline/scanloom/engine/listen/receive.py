@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, printable
 from scanloom.engine.listen.outbox import Outbox, outbox_folder
-from scanloom.engine.listen.site import Site, Target
+from scanloom.engine.listen.site import Node, Site, Target
 from scanloom.engine.listen.spool import Spool
 from scanloom.engine.machine.lean_imports import without_optional_imports
 from scanloom.io.dicom.header.header import pydicom_muted
@@ -24,15 +24,14 @@ from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.own_python import make_private_folder
 
 if TYPE_CHECKING:
-    from scanloom.io.network.receiver import ReceiverOptions
+    from scanloom.io.network.receiver import Receiver, ReceiverOptions
 
 SPOOL = "spool"
 SYNC_INTERVAL_S = 1.0
 """Between two looks whether to end, and two flushes of the journal."""
 DAY_S = 24 * 3600.0
 WARNING_S = 30 * DAY_S
-"""Before the end of the own certificate, the log warns each day."""
-_RENEW = "renew it, and start `listen` again"
+"""Before the end of a certificate of ours, the log warns each day."""
 LOG = logging.getLogger(__name__)
 
 
@@ -86,33 +85,94 @@ def receive(
         _quiet_threads(),
         end_requested() as requested,
     ):
-        receiver, expires = Receiver(options, spool), _expiry(site)
-        told = -math.inf
+        receiver = Receiver(options, spool)
+        certificates = OwnCertificates(site, receiver)
         try:
+            sign(_trouble(spool, certificates.expires))
             tell(site.address, receiver.port, folder)
             while not requested.wait(SYNC_INTERVAL_S):
                 with disk_errors_as_scan_errors():
                     spool.journal.sync()
                 if not receiver.is_alive:
                     raise ScanError(Reason.INTERNAL, "connections are accepted no more")
-                if expires - time.time() < WARNING_S and time.monotonic() - told > DAY_S:
-                    told = time.monotonic()
-                    day = time.strftime("%Y-%m-%d", time.localtime(expires))
-                    LOG.warning("the certificate of `tls` expires on %s: %s", day, _RENEW)
-                sign(_trouble(spool, expires))
+                certificates.look()
+                sign(_trouble(spool, certificates.expires))
         finally:
             receiver.stop(site.limits.idle)
 
 
-def _expiry(site: Site) -> float:
-    """Return when the receiver's own certificate expires, seconds since 1970; infinity without."""
-    if site.tls is None:
-        return math.inf
+class OwnCertificates:
+    """Our own certificates while `listen` runs; the log warns before the end of each.
+
+    The receiver takes renewed ones here; those for targets are read for each connection.
+
+    Parameters
+    ----------
+    receiver : Receiver
+        Takes the new `tls` for the connections from then on.
+    """
+
+    def __init__(self, site: Site, receiver: Receiver) -> None:
+        self._site, self._receiver, self._told = site, receiver, -math.inf
+        self._stamps = self._stamps_now()
+        self.expires = math.inf if site.tls is None else _expiry(site.tls.certificate)
+
+    def look(self) -> None:
+        """Take renewed files, and warn once a day; to be called again and again."""
+        from scanloom.io.network.receiver import tls_context
+
+        tls, stamps = self._site.tls, self._stamps_now()
+        if tls is not None and stamps != self._stamps:
+            self._stamps = stamps
+            try:
+                self._receiver.tls = tls_context(**dict(tls))
+            except ScanError as error:  # such as a certificate whose key is written after it
+                LOG.warning("`tls` has changed, and is not taken: %s", error.detail)
+            else:
+                LOG.info("`tls` has changed: its certificates were read again")
+                self.expires, self._told = _expiry(tls.certificate), -math.inf
+        if time.monotonic() - self._told > DAY_S:
+            self._told = time.monotonic()
+            for whose, path in _certificates(self._site):
+                expires = _expiry(path)
+                if expires - time.time() < WARNING_S:
+                    day = time.strftime("%Y-%m-%d", time.localtime(expires))
+                    LOG.warning("the certificate of %s expires on %s: renew it", whose, day)
+
+    def _stamps_now(self) -> list[tuple[int, int] | None]:
+        """Return the state of each file of `tls`; None for one that can't be reached."""
+        stamps: list[tuple[int, int] | None] = []
+        for path in () if self._site.tls is None else dict(self._site.tls).values():
+            try:
+                state = Path(path).stat()
+            except OSError:
+                stamps.append(None)
+            else:
+                stamps.append((state.st_mtime_ns, state.st_ino))
+        return stamps
+
+
+def _certificates(site: Site) -> Iterator[tuple[str, str]]:
+    """Yield whose each of our certificates is, and its path."""
+    if site.tls is not None:
+        yield "`tls`", site.tls.certificate
+    nodes: list[tuple[str, Node | None]] = [
+        *((f"target {target.name}", target) for target in site.targets),
+        *((f"source {source.name}", source) for source in site.sources),
+        *((f"`ask` of {printable(peer.title)}", peer.ask) for peer in site.peers),
+    ]
+    for whose, node in nodes:
+        if node is not None and node.tls is not None and node.tls.certificate is not None:
+            yield whose, node.tls.certificate
+
+
+def _expiry(path: str) -> float:
+    """Return when a certificate expires, seconds since 1970; infinity if it can't be read."""
     from cryptography import x509
 
     try:
-        certificate = x509.load_pem_x509_certificate(Path(site.tls.certificate).read_bytes())
-    except (OSError, ValueError):  # OpenSSL has read it, and may take more
+        certificate = x509.load_pem_x509_certificate(Path(path).read_bytes())
+    except (OSError, ValueError):  # OpenSSL may take more
         return math.inf
     return certificate.not_valid_after_utc.timestamp()
 
@@ -120,7 +180,7 @@ def _expiry(site: Site) -> float:
 def _trouble(spool: Spool, expires: float = math.inf) -> str:
     """Return why nothing is received, such as without room; "" if all is well."""
     if time.time() > expires:
-        return f"its certificate has expired, which senders refuse: {_RENEW}"
+        return "its certificate has expired, which senders refuse: renew it"
     try:
         return "" if spool.has_room() else "refuses all objects, since the disk has no room"
     except OSError as exc:

@@ -13,7 +13,8 @@ name there, and the name before the sender got its answer. Its modification time
 folder, is the time of its arrival, and its meta header names the sender (SendingApplicationEntity-
 Title). The journal makes it easy to follow: a line is written before the file gets its name, so
 that a kill may leave a line without its file, never a file without its line. Lines are synced each
-second: after a power failure the last ones may be missing, when folders tell.
+second: after a power failure the last ones may be missing, when folders tell. Those who follow it
+need the newest lines only: files of earlier days are removed, but for some.
 
 Everything here names patients: folders have mode 0700, files 0600.
 """
@@ -53,6 +54,8 @@ another with its SOPInstanceUID; or that one was kept, as the site wants it."""
 
 LOOK_BYTES = 1 << 26
 """A data set that grows looks for room again after so many bytes."""
+MOST_DAYS = 30
+"""Days of the journal that are kept, of those on which something came."""
 _DRAFT = re.compile(r"[0-9a-f]{16}\.part")
 _LOCKS = 64
 _MAX_KNOWN = 4096
@@ -414,9 +417,17 @@ class Journal:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             os.write(descriptor, b"\n")
+        for old in sorted(_journal_files(self._folder))[:-MOST_DAYS]:
+            if old != path:  # after a clock was put back
+                with suppress(OSError):
+                    old.unlink()
         fsync_path(self._folder)
         self._descriptor, self._day = descriptor, day
         return descriptor
+
+
+def _journal_files(folder: Path) -> Iterator[Path]:
+    return folder.glob("????-??-??.jsonl")
 
 
 # --- reading a spool, while another process receives or none does --------------------------------
@@ -427,10 +438,15 @@ class JournalFollower:
 
     def __init__(self, spool: Path) -> None:
         self._folder = spool / JOURNAL
-        self._read = {path: path.stat().st_size for path in self._files()}
+        self._read = self._sizes()
 
-    def _files(self) -> Iterator[Path]:
-        return self._folder.glob("????-??-??.jsonl")
+    def _sizes(self) -> dict[Path, int]:
+        """Return the sizes of the files, by day."""
+        sizes = {}
+        for path in sorted(_journal_files(self._folder)):
+            with suppress(FileNotFoundError):  # an old one, removed just now
+                sizes[path] = path.stat().st_size
+        return sizes
 
     def new(self) -> Iterator[Arrival]:
         """Yield the arrivals since the last call; half a line is left for the next one.
@@ -442,11 +458,13 @@ class JournalFollower:
         OSError
             If the journal can't be read.
         """
-        for path in sorted(self._files()):
+        sizes = self._sizes()
+        self._read = {path: read for path, read in self._read.items() if path in sizes}
+        for path, size in sizes.items():
             offset = self._read.get(path, 0)
-            if path.stat().st_size <= offset:
+            if size <= offset:
                 continue
-            with path.open("rb") as file:
+            with suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(offset)
                 for line in file:
                     if not line.endswith(b"\n"):

@@ -307,6 +307,11 @@ class Worker:
             with suppress(OSError):
                 self._queue.write(study, replace(state, attempts=state.attempts - 1))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no study is in work."""
+        return not self._in_work
+
     def step(self, sign: Callable[[], None] = lambda: None) -> None:
         """Begin the studies that are whole; to be called again and again.
 

@@ -276,7 +276,9 @@ class DicomConnection:
                 raise UnreachableError(f"TLS failed: {context.failure}")
             raise UnreachableError("it can't be reached")
         if not made.is_rejected:
-            raise UnreachableError("it answers no request for an association")
+            # By TLS 1.3, a peer judges our certificate after the handshake
+            hint = "" if context is None else ", or does not take our certificate"
+            raise UnreachableError(f"it answers no request for an association{hint}")
         answer: Any = made.acceptor.primitive
         cause = (answer.result_source, answer.diagnostic)
         raise UnreachableError(f"it rejects us: {_REJECTIONS.get(cause, 'no reason given')}")

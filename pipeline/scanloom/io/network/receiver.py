@@ -140,6 +140,8 @@ def tls_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
 class Receiver:
     """A storage SCP in threads of its own, from its making until `stop`.
 
+    Its `tls` may be replaced, for the connections from then on.
+
     Raises
     ------
     ScanError
@@ -148,7 +150,7 @@ class Receiver:
 
     def __init__(self, options: ReceiverOptions, store: Store) -> None:
         configure_pynetdicom()
-        self.options, self.store = options, store
+        self.options, self.store, self.tls = options, store, options.tls
         self.entity = AE(options.title)
         self.entity.maximum_pdu_size = options.pdu
         self.entity.acse_timeout = options.handshake
@@ -334,8 +336,8 @@ class _Association(Association):
         options = self.receiver.options
         try:
             self.connection.settimeout(options.handshake)  # of the handshake as a whole
-            if options.tls is not None:
-                self.connection = options.tls.wrap_socket(self.connection, server_side=True)
+            if (tls := self.receiver.tls) is not None:
+                self.connection = tls.wrap_socket(self.connection, server_side=True)
                 self.dul.socket.socket = self.connection  # type: ignore[union-attr]  # it is open
             # pynetdicom looks for bytes 1000 times a second: not before there are any
             if not _has_bytes(self.connection, options.handshake):

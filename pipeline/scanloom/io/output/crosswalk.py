@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from scanloom.core import DICOM, Reason, ScanError, Series
+from scanloom.io.dataset_text import decoded_text
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.output.growing_table import (
     GROUP_ROWS,
@@ -434,7 +435,7 @@ def _header_attributes(files: Sequence[Path]) -> dict[str, str]:
                 tags: list[Any] = list(_HEADER_COLUMNS.values())
                 header = dcmread(path, specific_tags=tags, stop_before_pixels=True, force=True)
                 values = {name: header.get(tag) for name, tag in _HEADER_COLUMNS.items()}
-                attributes = {name: _text(str(value or "")) for name, value in values.items()}
+                attributes = {name: _text(decoded_text(value)) for name, value in values.items()}
             except Exception:  # noqa: BLE001, S112 the reader of the scan reports the error
                 continue
             if any(attributes.values()):

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.core import Case, Code, Segmentation, Structure
-from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
+from scanloom.io.dataset_text import (
+    decimal_strings,
+    decoded_text,
+    matching_text,
+    plain_text,
+    valid_uid,
+)
+from scanloom.io.dicom import uids
 from scanloom.io.scan import SHARED_UIDS, DicomSource
 from scanloom.version import __version__
 
@@ -29,8 +36,26 @@ _MAX_CHARACTERS = 64
 _DATE = re.compile(r"\d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_INVALID = re.compile(r"[\x00-\x1f\x7f\\]")
+"""Control characters, and the backslash, which would separate two values of what has one."""
 _METHOD = re.compile(r"[A-Z0-9_ ]{1,16}")
 _NO_DATE, _NO_TIME = "19700101", "000000"
+
+_ALWAYS_LOSSY = dict.fromkeys(
+    (
+        uids.JPEG_BASELINE_8_BIT,
+        uids.JPEG_EXTENDED_12_BIT,
+        uids.JPEG_SPECTRAL_SELECTION_NON_HIERARCHICAL_6_8,
+        uids.JPEG_FULL_PROGRESSION_NON_HIERARCHICAL_10_12,
+    ),
+    "ISO_10918_1",
+)
+_PERHAPS_LOSSY = {
+    uids.JPEG_LS_NEAR_LOSSLESS: "ISO_14495_1",
+    uids.JPEG_2000: "ISO_15444_1",
+    uids.HTJ2K: "ISO_15444_15",
+}
+"""Transfer syntaxes, and the method of compression of each (PS3.3 C.7.6.1.1.5.1)."""
 
 _TEXT = {
     "PatientID": 64,
@@ -155,8 +180,8 @@ def new_object(
 
     Patient, study and frame of reference are those of the source. Text is decoded and becomes UTF-8
     if it, or a text of the `segmentations` that the object describes, is not ASCII. Invalid values
-    (a date, a StudyID that is too long) are left empty or out, except PatientName and PatientID,
-    which are copied unchanged.
+    (a date, a StudyID that is too long or has a backslash) are left empty or out, except
+    PatientName and PatientID, which are copied unchanged.
     """
     from pydicom.dataset import FileMetaDataset
 
@@ -166,7 +191,8 @@ def new_object(
         setattr(shared, keyword, valid_uid(first, keyword))
     for keyword, max_length in _TEXT.items():
         text = _text(first, keyword)
-        text = text if len(text) <= max_length or keyword == "PatientID" else ""
+        is_valid = len(text) <= max_length and not _INVALID.search(text)
+        text = text if is_valid or keyword == "PatientID" else ""
         if text or keyword not in _OPTIONAL:
             setattr(shared, keyword, text)
     _add_deidentification(shared, first)
@@ -201,8 +227,15 @@ def save_object(path: Path, head: Dataset, tail: Iterable[bytes], recipe: str, d
 
 
 def add_lossy_compression(shared: Dataset, first: Dataset) -> None:
-    """Copy whether, how and how much the source was compressed with loss."""
-    lossy = plain_text(first, "LossyImageCompression") == "01"
+    """Copy whether, how and how much the source was compressed with loss.
+
+    Where it does not say, its transfer syntax does: one that may have lost something counts as if
+    it had, and one that always does counts whatever the source says (PS3.3 C.7.6.1.1.5).
+    """
+    syntax = plain_text(getattr(first, "file_meta", None) or {}, "TransferSyntaxUID")
+    said = plain_text(first, "LossyImageCompression")
+    by_syntax = syntax in _ALWAYS_LOSSY or (syntax in _PERHAPS_LOSSY and said != "00")
+    lossy = said == "01" or by_syntax
     shared.LossyImageCompression = "01" if lossy else "00"
     ratios, methods = (
         [text.strip() for text in plain_text(first, f"LossyImageCompression{suffix}").split("\\")]
@@ -212,6 +245,8 @@ def add_lossy_compression(shared: Dataset, first: Dataset) -> None:
         shared.LossyImageCompressionRatio = decimal_strings(ratios)
     if lossy and all(map(_METHOD.fullmatch, methods)):
         shared.LossyImageCompressionMethod = methods
+    elif by_syntax:
+        shared.LossyImageCompressionMethod = (_ALWAYS_LOSSY | _PERHAPS_LOSSY)[syntax]
 
 
 def _add_deidentification(shared: Dataset, first: Dataset) -> None:
@@ -245,7 +280,7 @@ def _text(header: Dataset, keyword: str) -> str:
     plain = plain_text(header, keyword)
     if plain.isascii() and "\x1b" not in plain:  # ISO 2022 encodes other sets in ASCII bytes
         return plain
-    return str(header.get(keyword) or "")
+    return decoded_text(header.get(keyword))
 
 
 def _texts(header: Dataset, keyword: str) -> list[str]:
@@ -254,7 +289,7 @@ def _texts(header: Dataset, keyword: str) -> list[str]:
     if plain.isascii() and "\x1b" not in plain:
         return [value.strip() for value in plain.split("\\")]
     values = header.get(keyword) or ""
-    return [values] if isinstance(values, str) else [str(value) for value in values]
+    return [decoded_text(v) for v in ([values] if isinstance(values, str) else values)]
 
 
 # --- encoded elements -----------------------------------------------------------------------------

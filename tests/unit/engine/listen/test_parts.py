@@ -19,8 +19,9 @@ import pytest
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen import parts
 from scanloom.engine.listen.listen import listen
-from scanloom.engine.listen.parts import SILENT_S, ListenPart
-from scanloom.engine.listen.receive import _expiry, _trouble
+from scanloom.engine.listen.own_status import own_status
+from scanloom.engine.listen.parts import SILENT_S, ListenPart, Setup
+from scanloom.engine.listen.receive import OwnCertificates, _expiry, _trouble
 from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import Spool
 from support.https_server import write_certificate
@@ -82,13 +83,63 @@ def test_what_keeps_a_process_from_its_work_is_told(part: ListenPart, tmp_path: 
     assert part.state == "refuses all objects, since the disk has no room"
     certificate, key = write_certificate(tmp_path)  # for a day
     tls = {"certificate": str(certificate), "key": str(key), "clients": str(certificate)}
-    expires = _expiry(Site.model_validate({"peers": [{"title": "PACS"}], "tls": tls}))
+    expires = _expiry(tls["certificate"])
     assert expires == pytest.approx(time.time() + 24 * 3600, abs=600)
     with Spool(tmp_path / "spool") as spool:
         hear(part, alive=_trouble(spool, expires - 2 * 24 * 3600))
         assert part.state.startswith("its certificate has expired")
         hear(part, alive=_trouble(spool, expires))
     assert part.state == ""
+
+
+def test_a_status_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, and written as soon as it can be."""
+    place, status = tmp_path / "listen", tmp_path / "listen" / "status.json"
+    place.write_text("in the way")
+    with own_status(tmp_path, "receiver") as say:
+        say("no room")
+        say("")
+        assert caplog.messages == ["the status can't be written (FileExistsError)"]
+        place.unlink()
+        say("no room")
+        assert json.loads(status.read_text())["parts"] == {"receiver": "no room"}
+        assert not json.loads(status.read_text())["has_ended"]
+    assert json.loads(status.read_text())["has_ended"]
+
+
+def test_the_end_of_each_own_certificate_is_told_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of those that we show to others; `None` stands for the receiver, without TLS."""
+    certificate, key = map(str, write_certificate(tmp_path))  # for a day
+    node = {"title": "PACS", "address": "10.0.0.1", "port": 104}
+    node["tls"] = {"authorities": certificate, "certificate": certificate, "key": key}
+    page = {"peers": [{"title": "CT", "ask": node}], "targets": [{"name": "pacs", **node}]}
+    certificates = OwnCertificates(Site.model_validate(page), None)  # type: ignore[arg-type]
+    certificates.look()
+    certificates.look()
+
+    told = [message.partition(" expires on ")[0] for message in caplog.messages]
+    assert told == ["the certificate of target pacs", "the certificate of `ask` of CT"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("limit", [{"LONGEST_LIFE_S": 0.0}, {"CLOCK_STEP_S": -1e9}])
+def test_an_idle_worker_ends_before_the_certificate_of_its_cluster(
+    limit: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started again, with another one; also after a clock was put back."""
+    for name, seconds in limit.items():
+        monkeypatch.setattr(parts, name, seconds)
+    site = Site.model_validate({"peers": [{"title": "PACS"}]})
+    read, write = os.pipe()
+    parts._work(Setup(site, tmp_path / "out", tmp_path / "spool", None), parts._Lines(write))
+    os.close(write)
+
+    assert os.read(read, 1 << 16).startswith(b'{"ready": {}}')
+    os.close(read)
 
 
 def test_a_receiver_with_metrics_has_the_process_that_writes_them(

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from scanloom.engine.listen.spool import Arrival, Journal, JournalFollower, Spool, last_arrival
+from scanloom.engine.listen.spool import (
+    MOST_DAYS,
+    Arrival,
+    Journal,
+    JournalFollower,
+    Spool,
+    last_arrival,
+)
 from scanloom.engine.listen.studies import (
     Images,
     Queue,
@@ -233,6 +240,24 @@ def test_a_clock_that_is_put_back_loses_no_arrival(tmp_path: Path) -> None:
     for folder in (series.parent, series):
         os.utime(folder, (came - 3600, came - 3600))
     assert [*WaitingStudies(tmp_path, queue, "").by_study] == [STUDY]
+
+
+def test_the_journal_of_a_listener_that_runs_for_years_stays_short(tmp_path: Path) -> None:
+    """A follower goes on; the day that is written stays, also after a clock was put back."""
+    (tmp_path / "journal").mkdir()
+    journal, follower = Journal(tmp_path / "journal"), JournalFollower(tmp_path)
+
+    def arrive(day: int) -> str:
+        journal.append(Arrival(day * 86400.0 + 1, "new", "1.1", "1.2", f"1.{day}", "PACS"))
+        return f"1.{day}"
+
+    sent = [arrive(day) for day in range(10, 2 * MOST_DAYS)]
+    assert [arrival.instance for arrival in follower.new()] == sent[-MOST_DAYS:]
+    assert len(list((tmp_path / "journal").iterdir())) == MOST_DAYS
+    sent = [arrive(2 * MOST_DAYS), arrive(3), arrive(3)]
+    assert sorted(arrival.instance for arrival in follower.new()) == sorted(sent)
+    journal.close()
+    assert len(follower._read) == MOST_DAYS + 1
 
 
 def test_a_spool_that_does_not_exist_yet_is_followed(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pydicom import Dataset
+from pydicom.dataelem import RawDataElement
+from pydicom.tag import Tag
 
 from scanloom.core import ScanError, Series
 from scanloom.io.identity import key_fingerprint
@@ -393,6 +396,22 @@ def test_a_dicom_series_is_named_by_its_headers(tmp_path: Path) -> None:
         series_number="7",
         series_description="Thorax",
     )
+
+
+def test_a_chinese_name_and_a_series_number_of_zero(tmp_path: Path) -> None:
+    """In the encoding of ISO 2022 IR 58, of which pydicom leaves the escape sequences."""
+
+    def edit(k: int, dataset: Dataset) -> None:
+        for number, vr, value in (
+            (0x00080005, "CS", b"\\ISO 2022 IR 58 "),
+            (0x00100010, "PN", b"\x1b$)A\xd5\xc5^\x1b$)A\xd0\xa1\xb6\xab "),
+            (0x00200011, "IS", b"0 "),
+        ):
+            dataset[number] = RawDataElement(Tag(number), vr, len(value), value, 0, False, True)
+
+    files = write_series(tmp_path / "study", noise(), edit=edit)
+    source = source_from_series(Series("dicom", tuple(files)), "id")
+    assert (source.patient_name, source.series_number) == ("张^小东", "0")
 
 
 def test_damaged_files_have_a_path_at_least(tmp_path: Path) -> None:

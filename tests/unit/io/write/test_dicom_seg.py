@@ -20,6 +20,7 @@ from pydicom.tag import Tag
 from pydicom.uid import UID
 
 from scanloom.core import Case, Code, Layer, Segmentation
+from scanloom.io.dicom.header.parser import read_dataset
 from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.write.derived_dicom import content_datetime
@@ -330,6 +331,39 @@ def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
     assert dataset.PatientName == "Müller^Jürgen"
 
 
+@pytest.mark.parametrize(
+    ("characters", "stored", "name"),
+    [
+        (b"\\ISO 2022 IR 87", b"\x1b$B;3ED\x1b(B^\x1b$BB@O:\x1b(B ", "山田^太郎"),
+        (b"\\ISO 2022 IR 149", b"\x1b$)C\xfb\xf3^\x1b$)C\xd1\xce\xd4\xd7 ", "洪^吉洞"),
+        (b"\\ISO 2022 IR 58 ", b"\x1b$)A\xd5\xc5^\x1b$)A\xd0\xa1\xb6\xab ", "张^小东"),
+        (b"GB18030 ", "王^小东 ".encode("gb18030"), "王^小东"),
+    ],
+    ids=["Japanese", "Korean", "Chinese", "GB18030"],
+)
+def test_names_of_east_asia_come_over(
+    characters: bytes, stored: bytes, name: str, tmp_path: Path
+) -> None:
+    scan = case_folders.dicom_scan()
+    header = scan.source.first  # type: ignore[union-attr]
+    for number, vr, value in (
+        (0x00080005, "CS", characters),
+        (0x00100010, "PN", stored),
+        (0x00081030, "LO", stored),
+        (0x00200010, "SH", b"1\n2 "),
+    ):
+        header[number] = RawDataElement(Tag(number), vr, len(value), value, 0, False, True)
+    path = tmp_path / "x.dcm"
+    pydicom.dcmwrite(path, header, implicit_vr=False, little_endian=True, force_encoding=True)
+    source = replace(scan.source, first=read_dataset(path))  # type: ignore[arg-type]
+
+    written = write(tmp_path, replace(scan, source=source))
+
+    assert written.SpecificCharacterSet == "ISO_IR 192"
+    assert (written.PatientName, written.StudyDescription) == (name, name)
+    assert written.StudyID == ""  # a control character makes it invalid
+
+
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 def test_structures_of_any_alphabet_come_over(seg: str, tmp_path: Path) -> None:
     """Also of a patient whose name is ASCII; long codes are whole, meanings have 64 characters."""
@@ -365,6 +399,19 @@ def test_pydicom_encodes_all_elements_alike(seg: str, name: str, tmp_path: Path)
 
     assert name in map(str, decoded)
     assert again.getvalue() == (tmp_path / "dicom" / "segmentation.dcm").read_bytes()
+
+
+@pytest.mark.parametrize("text", ["Thorax\\Abdomen", "Übersicht\\Bauch", "Bauch\n"])
+def test_a_text_that_is_not_one_value_is_left_out(text: str, tmp_path: Path) -> None:
+    """But for the patient's ID, which is that of the source whatever it is."""
+    scan = case_folders.dicom_scan()
+    for keyword in ("StudyDescription", "ReferringPhysicianName", "PatientID"):
+        put(scan.source.first, keyword, text)  # type: ignore[union-attr]
+    written = write(tmp_path, scan)
+    assert "StudyDescription" not in written
+    assert written.ReferringPhysicianName == ""
+    values = written.PatientID if written["PatientID"].VM > 1 else [written.PatientID]
+    assert "\\".join(values) == text
 
 
 def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
@@ -434,6 +481,33 @@ def test_lossy_source_stays_lossy(tmp_path: Path) -> None:
     assert first.LossyImageCompression == "01"
     assert [float(r) for r in first.LossyImageCompressionRatio] == [10.5, 2.0]
     assert first.LossyImageCompressionMethod == "ISO_10918_1"
+
+
+@pytest.mark.parametrize(
+    ("syntax", "said", "written"),
+    [
+        ("JPEGBaseline8Bit", None, ("01", "ISO_10918_1")),
+        ("JPEGExtended12Bit", "00", ("01", "ISO_10918_1")),
+        ("JPEGLSNearLossless", None, ("01", "ISO_14495_1")),
+        ("JPEG2000", None, ("01", "ISO_15444_1")),
+        ("HTJ2K", "", ("01", "ISO_15444_15")),
+        ("JPEG2000", "00", ("00", None)),  # which may have lost nothing
+        ("JPEG2000Lossless", None, ("00", None)),
+        ("ExplicitVRLittleEndian", None, ("00", None)),
+    ],
+)
+def test_a_source_that_does_not_say_is_lossy_by_its_transfer_syntax(
+    syntax: str, said: str | None, written: tuple[str, str | None], tmp_path: Path
+) -> None:
+    scan = case_folders.dicom_scan()
+    assert isinstance(scan.source, DicomSource)
+    header = scan.source.first
+    header.file_meta = pydicom.dataset.FileMetaDataset()
+    header.file_meta.TransferSyntaxUID = getattr(pydicom.uid, syntax)
+    if said is not None:
+        header.LossyImageCompression = said
+    first = write(tmp_path, scan)
+    assert (first.LossyImageCompression, first.get("LossyImageCompressionMethod")) == written
 
 
 @pytest.mark.parametrize(

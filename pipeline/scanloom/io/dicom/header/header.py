@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError, is_passing
+from scanloom.io.dataset_text import decoded_text
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import Elements, PixelDataLocation, SharedElements
 from scanloom.io.dicom.header.parser import (
@@ -171,7 +172,7 @@ class Header:
         """
         dataset = self.read_dataset()
         with parsing("a text of a header"):  # pydicom parses an element when it is asked for
-            return str(dataset.get(keyword) or "")
+            return decoded_text(dataset.get(keyword))
 
     def decoded_patient(self, n: int) -> str:
         """Return the value of `patient` at `n`, as `decoded`. It names the patient."""
