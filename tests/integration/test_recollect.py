@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from pydicom import Dataset
 
 from support.commands import scanloom
 from support.faults import QuickRun
-from support.make_run import Runs
+from support.make_run import GOOD, Runs, write_study
 from support.write_dicom import noise, write_series
 
 TABLES = ("manifest.csv", "manifest.parquet", "measurements.csv", "measurements.parquet")
@@ -159,3 +160,26 @@ def test_phases_in_folders_that_are_named_by_source(runs: Runs) -> None:
     assert scanloom("report", runs.out).code == 0
 
     assert (runs.out / "manifest.csv").read_bytes() == manifest
+
+
+@pytest.mark.thorough
+def test_a_result_of_another_version_ends_no_run(runs: Runs) -> None:
+    """It is left out by name; the tables, the report and `bids` have all others."""
+    for n, brightest in enumerate(GOOD[:2]):
+        write_study(runs.archive, f"study {n}", brightest)
+    assert runs().code == 0
+    other, ours = runs.cases()
+    for name in ("case.json", "timing.json"):
+        file = runs.out / "cases" / other / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 9, "files": {}}))
+    write_study(runs.archive, "study 2", GOOD[2])
+
+    ended = runs("--bids")
+
+    assert ended.code == 1
+    assert f"case {other} is left out (NEWER_VERSION)" in ended.err
+    assert ended.document["damaged"] == [other]
+    named = {row["case"] for row in runs.rows("measurements")}
+    assert ours in named
+    assert (other in named, len(named)) == (False, 2)
+    assert len(list((runs.out / "bids").glob("sub-*"))) == 2

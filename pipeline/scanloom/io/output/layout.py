@@ -405,14 +405,9 @@ def iter_cases(
         outside the folder.
     damaged : set of str
         Receives the names of the cases whose files are missing, unreadable or changed, and of
-        folders that hold the result of another case.
+        folders that hold the result of another case, or one of another version of scanloom.
     folders : iterable of Path, optional
         The folders of some cases, in place of all.
-
-    Raises
-    ------
-    ScanError
-        OLDER_VERSION or NEWER_VERSION for a case of another version of scanloom.
     """
     owners = Owners(out)
     for folder in published_cases(out) if folders is None else folders:
@@ -420,10 +415,8 @@ def iter_cases(
             timing, document = check_files(folder), read_case(folder)
             other = owners.other_case(folder.name, document)
             case = None if other else read(folder, document, timing)
-        except _DAMAGE:
+        except (*_DAMAGE, ScanError):  # ScanError: of another version
             case = None
-        except ScanError as exc:  # of another version
-            raise ScanError(exc.reason, f"case {folder.name}: {exc.detail}") from exc
         if case is None:
             damaged.add(folder.name)
         else:
