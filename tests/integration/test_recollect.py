@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from pydicom import Dataset
+from pydicom import Dataset, dcmread
 
+from scanloom.io.output.crosswalk import sources_by_folder
 from support.commands import scanloom
 from support.faults import QuickRun
 from support.make_run import GOOD, Runs, write_study
@@ -160,6 +162,31 @@ def test_phases_in_folders_that_are_named_by_source(runs: Runs) -> None:
     assert scanloom("report", runs.out).code == 0
 
     assert (runs.out / "manifest.csv").read_bytes() == manifest
+
+
+@pytest.mark.thorough
+def test_a_volume_of_a_series_is_found_without_those_before_it(runs: Runs) -> None:
+    """The first one's result was removed, as if `segment --phase 1` had made the second alone."""
+    write_two_echoes(runs.archive)
+    runs.write(select="modality: CT", more="policy: {phases: all}\n")
+    assert runs().code == 0
+    by_phase = {row.phase: name for name, row in sources_by_folder(runs.out).items()}
+    first, second = by_phase["0"], by_phase["1"]
+    shutil.rmtree(runs.out / "cases" / first)
+    newest = sorted((runs.out / "runs").glob("*/"))[-1]
+    (newest / "totals.json").unlink()
+
+    assert scanloom("report", runs.out).code == 0
+    assert {row["outcome"] for row in runs.rows("manifest")} == {"used"}
+
+    for path in runs.archive.iterdir():
+        if dcmread(path).EchoTime == 20:  # of the second volume
+            path.unlink()
+    assert runs().code == 0
+    flags = {row["case"]: row["flags"] for row in runs.rows("measurements")}
+    assert "OUTDATED" in flags.pop(second)
+    assert len(flags) == 1
+    assert "OUTDATED" not in "".join(flags.values())
 
 
 @pytest.mark.thorough

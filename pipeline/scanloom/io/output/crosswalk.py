@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -281,6 +282,20 @@ def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
     is_last = [lookup.rows(name)[-1] == row for row, name in enumerate(lookup)]
     last = volumes.filter(pa.array(is_last, pa.bool_()))
     return ValueSets(last.column("path"), last.column("id"))
+
+
+def ids_of_volumes(out: Path) -> Mapping[tuple[str, str], set[str]]:
+    """Return the case ids of the volumes of each series with several, by study and series UID.
+
+    They are few. Errors as `find_sources`.
+    """
+    from pyarrow import compute
+
+    table = _read(out, ("id", "study_uid", "series_uid", "phase"))
+    ids = defaultdict[tuple[str, str], set[str]](set)
+    for row in table.filter(compute.not_equal(table.column("phase"), "")).to_pylist():
+        ids[row["study_uid"], row["series_uid"]].add(row["id"])
+    return ids
 
 
 def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
