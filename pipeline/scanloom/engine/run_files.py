@@ -6,6 +6,7 @@ one of `scanloom.io.output.folder_lock`.
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import platform
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 RUNS = "runs"
 WORKFLOW, CASES_FILE, VERSIONS = "workflow.json", "cases.jsonl", "versions.json"
+_MOMENT = "%Y%m%dT%H%M%S"
 
 
 def run_folders(out: Path) -> list[Path]:
@@ -53,11 +55,13 @@ def create_run_folder(
 ) -> str:
     """Create the folder of a new run, or of that of a shard; return the run's id.
 
-    Runs are in the order of their ids, also those that begin within a second.
+    An id tells the time in UTC. Runs are in the order of their ids, also those that begin within a
+    second, and those that begin after the clock was set back.
     """
-    now = time.time()
-    moment = time.strftime("%Y%m%dT%H%M%S", time.localtime(now))
-    name = f"{moment}-{int(now % 1 * (1 << 20)):05x}{secrets.token_hex(1)[0]}"
+    name, newest = _run_id(time.time()), run_folders(out)[-1:]
+    if newest and newest[0].name >= name:
+        with suppress(ValueError):  # a folder that is no run
+            name = _run_id(calendar.timegm(time.strptime(newest[0].name[:15], _MOMENT)) + 1.0)
     folder = out / RUNS / name
     folder.mkdir(parents=True)
     write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
@@ -70,6 +74,11 @@ def create_run_folder(
     }
     write_json(folder / VERSIONS, versions)
     return name
+
+
+def _run_id(moment: float) -> str:
+    text = time.strftime(_MOMENT, time.gmtime(moment))
+    return f"{text}-{int(moment % 1 * (1 << 20)):05x}{secrets.token_hex(1)[0]}"
 
 
 class _KnownRun(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.engine.monitor import StatusWriter
-from scanloom.engine.run_files import RUNS, check_other_runs, create_run_folder
+from scanloom.engine.run_files import RUNS, check_other_runs, create_run_folder, run_folders
 from scanloom.engine.workflow.schema import Workflow
 from support.listeners import wait_for
 
@@ -78,3 +80,23 @@ def test_once_all_shards_have_ended_all_may_have_another_recipe(out: Out) -> Non
     assert "shard 1 of 3" in out.refused("a", (2, 3))
     (out.folder / RUNS / "4").mkdir()  # of a run that died before it wrote anything
     assert not out.refused("b", (3, 3))
+
+
+def test_runs_are_in_their_order_though_a_clock_is_set_back(
+    out: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the last night of October; and beside ids in local time."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    night = 1792890000.0  # 2026-10-25 01:00 UTC: the second of two hours of that name begins
+    moments = itertools.chain([night - 1, night, night + 1, night - 3600], itertools.repeat(night))
+    monkeypatch.setattr(time, "time", lambda: next(moments))
+    try:
+        (out.folder / RUNS / "20261025T020000-000000").mkdir(parents=True)
+        names = [create_run_folder(out.folder, out.workflow, [], "a") for _ in range(6)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert [folder.name for folder in run_folders(out.folder)][1:] == names
+    assert names[0].startswith("20261025T020001-")
