@@ -192,7 +192,9 @@ def run(
         with disk_errors_as_scan_errors(), run_files.exclusively(options.out):
             if not options.scope.replace:
                 run_files.check_other_runs(options.out, recipe, shard)
-            name = run_files.create_run_folder(options.out, workflow, request.cards, recipe, shard)
+            name = run_files.create_run_folder(
+                options.out, request.workflow, request.cards, recipe, shard
+            )
         status_writer = StatusWriter(
             name, options.out / run_files.RUNS / name, metrics=options.metrics
         )
