@@ -374,10 +374,7 @@ class RunSteps:
     def leave(self, index: Index, cases: RunCases) -> None:
         """Record the series of an index whose cases have ended, and mark outdated results."""
         scope = self.options.scope
-        ids = index.series.ids()
-        record_series(
-            self.out, self.fingerprint, index, (name for name in ids if scope.holds(name))
-        )
+        record_series(self.out, self.fingerprint, index, scope.holds)
         held = (series for series in index.series if scope.holds(series.id))
         OutdatedMarker(self.out, self.key, self.request.recipe, index).mark(held, cases)
 
