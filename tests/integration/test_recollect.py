@@ -194,10 +194,11 @@ def test_a_result_of_another_version_ends_no_run(runs: Runs) -> None:
     """It is left out by name; the tables, the report and `bids` have all others."""
     for n, brightest in enumerate(GOOD[:2]):
         write_study(runs.archive, f"study {n}", brightest)
+    assert scanloom("plan", runs.workflow, runs.archive, "--out", runs.out).code == 0
     assert runs().code == 0
     other, ours = runs.cases()
-    for name in ("case.json", "timing.json"):
-        file = runs.out / "cases" / other / name
+    theirs = [runs.out / "cases" / other / name for name in ("case.json", "timing.json")]
+    for file in (*theirs, *runs.out.glob("runs/*/totals.json"), *runs.out.glob("runs/*.json")):
         file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 9, "files": {}}))
     write_study(runs.archive, "study 2", GOOD[2])
 

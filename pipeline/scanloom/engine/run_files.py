@@ -194,13 +194,13 @@ def hold_run_lock(
         LOCKED, naming host, process and start time; DISK_FULL or OUTPUT_UNWRITABLE.
     """
     check_links(out)
-    began = time.time()
     path = out / _WORK / (f"run-{shard}.lock" if shard else "run.lock")
     content = str(Holder.of_this_process())
     try:
         work_folder.make_work_folder(out)
         with exclusively(out):
             _acquire(path, content, take_over=take_over)
+        began, begin_s = _file_time(out), time.monotonic()
     except OSError as exc:
         raise output_error(exc) from exc
 
@@ -213,9 +213,17 @@ def hold_run_lock(
     finally:
         if read_lock(path) == content:
             with suppress(OSError, ScanError):  # as well as other leftovers
+                # Two ways, since the clock may have been set meanwhile: the earlier moment is safe
+                began = min(began, _file_time(out) - (time.monotonic() - begin_s))
                 work_folder.clean_up(out, began)
                 remove_progress(out / RUNS)
             release()
+
+
+def _file_time(out: Path) -> float:
+    """Return the time that the file system gives to its files now: other hosts' clocks differ."""
+    os.utime(out / _WORK)
+    return (out / _WORK).stat().st_mtime
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -11,7 +12,13 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.engine.monitor import StatusWriter
-from scanloom.engine.run_files import RUNS, check_other_runs, create_run_folder, run_folders
+from scanloom.engine.run_files import (
+    RUNS,
+    check_other_runs,
+    create_run_folder,
+    hold_run_lock,
+    run_folders,
+)
 from scanloom.engine.workflow.schema import Workflow
 from support.listeners import wait_for
 
@@ -100,3 +107,23 @@ def test_runs_are_in_their_order_though_a_clock_is_set_back(
 
     assert [folder.name for folder in run_folders(out.folder)][1:] == names
     assert names[0].startswith("20261025T020001-")
+
+
+@pytest.mark.parametrize(("ahead_s", "set_back_s"), [(600, 0), (0, 300)])
+def test_the_end_of_a_run_leaves_what_others_are_writing(
+    out: Out, ahead_s: int, set_back_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another shard, on a host with another clock, or while a clock is set back."""
+    now, begin_s = time.time(), time.monotonic()
+    folders = [out.folder / f".manifest.csv.{n:08x}" for n in (1, 2)]
+    monkeypatch.setattr(time, "time", lambda: now + ahead_s)
+
+    with hold_run_lock(out.folder, shard="1-of-2"):
+        for folder, age in zip(folders, (7200, set_back_s), strict=True):
+            folder.mkdir()
+            (folder / f"{1:016x}").touch()
+            for path in (folder / f"{1:016x}", folder):
+                os.utime(path, (now + 1 - age, now + 1 - age))
+        monkeypatch.setattr(time, "monotonic", lambda: begin_s + 2 * set_back_s)
+
+    assert [folder.exists() for folder in folders] == [False, True]

@@ -416,17 +416,26 @@ def advice(code: str) -> str:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing, unreadable or not an object."""
+    """Return the JSON object in a file; None if it is missing, damaged or of another version."""
     try:
         return read_json(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ScanError):
         return None
 
 
 def damaged_totals(out: Path) -> list[str]:
-    """Return the paths of totals that can't be read, relative to OUT."""
+    """Return the paths of totals that are damaged, relative to OUT."""
+
+    def is_damaged(path: Path) -> bool:
+        try:
+            return not _is_ours(read_json(path))
+        except ScanError:  # of another version
+            return False
+        except (OSError, ValueError):
+            return True
+
     paths = sorted((out / "runs").glob(f"*/{TOTALS}"))
-    return [path.relative_to(out).as_posix() for path in paths if not _is_ours(_json(path))]
+    return [path.relative_to(out).as_posix() for path in paths if is_damaged(path)]
 
 
 def run_row(run: dict[str, Any]) -> dict[str, Any]:
