@@ -29,7 +29,7 @@ from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output import work_folder
 from scanloom.io.output.folder_lock import Holder, read_lock, release_lock, take_lock
 from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.private import check_links
+from scanloom.io.output.private import PRIVATE, check_links
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.scratch_folders import DIED, FINAL_STATES
 
@@ -165,6 +165,7 @@ def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
 _WORK = ".work"
 _WAIT_S = 10.0
 """How long to wait for another process that is inspecting a lock."""
+_LONG_DEAD_S = 24 * 3600.0
 _MAX_ATTEMPTS = 100
 """How often a lock may disappear and reappear before the attempt to acquire it fails."""
 
@@ -217,7 +218,21 @@ def hold_run_lock(
                 began = min(began, _file_time(out) - (time.monotonic() - begin_s))
                 work_folder.clean_up(out, began)
                 remove_progress(out / RUNS)
+                _remove_case_files(out)
             release()
+
+
+def _remove_case_files(out: Path) -> None:
+    """Remove the lists of cases of runs that ended: they have the path of each file, gigabytes.
+
+    A run that looks dead from another host may be alive, and its workers read its list: that waits.
+    """
+    for file in (out / PRIVATE / RUNS).glob(f"*/{CASES_FILE}"):
+        with suppress(OSError, ValueError, ScanError):
+            status = Status.read(out / RUNS / file.parent.name).as_observed()
+            is_long_dead = time.time() - status.moment > _LONG_DEAD_S
+            if status.state in FINAL_STATES or (status.state == DIED and is_long_dead):
+                file.unlink()
 
 
 def _file_time(out: Path) -> float:

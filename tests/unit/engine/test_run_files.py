@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from contextlib import closing, suppress
@@ -13,6 +14,7 @@ import pytest
 from scanloom.core import ScanError
 from scanloom.engine.monitor import StatusWriter
 from scanloom.engine.run_files import (
+    CASES_FILE,
     RUNS,
     check_other_runs,
     create_run_folder,
@@ -127,3 +129,33 @@ def test_the_end_of_a_run_leaves_what_others_are_writing(
         monkeypatch.setattr(time, "monotonic", lambda: begin_s + 2 * set_back_s)
 
     assert [folder.exists() for folder in folders] == [False, True]
+
+
+def test_lists_of_cases_are_removed_once_no_worker_reads_them(out: Out) -> None:
+    """The path of each file of an archive stands in one: 27 GB for a million CTs."""
+
+    def write_list(run: str) -> Path:
+        file = out.folder / "private" / RUNS / run / CASES_FILE
+        file.parent.mkdir(parents=True)
+        file.touch()
+        return file
+
+    def begin(**changed: object) -> Path:
+        """Begin a run that dies: its status is that of a process which is gone."""
+        with closing(out.begin("a")) as status:
+            name = status.now().run
+        file = out.folder / RUNS / name / "status.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "state": "running", **changed}))
+        return write_list(name)
+
+    with hold_run_lock(out.folder):
+        ours = out.begin("a")
+        files = [
+            write_list(ours.now().run),
+            begin(process=1 << 30),
+            begin(process=1 << 30, moment=1.0),
+            begin(),
+        ]
+        ours.close("done")
+
+    assert [file.exists() for file in files] == [False, True, False, True]
