@@ -226,12 +226,14 @@ def unrecorded_ids(out: Path, places: Callable[[], Iterable[tuple[str, str]]]) -
     ----------
     out : Path
     places : callable
-        Return the ids, each with the path of a scan, as in `SourceRecord`; called once or twice. A
-        scan may lie at several paths.
+        Return the ids, each with the path of a scan, as in `SourceRecord`; called again for each
+        pass over them. A scan may lie at several paths.
     """
     import pyarrow as pa
 
-    table = _read(out, ("id", "path"))
+    first = [name for name, _ in itertools.islice(places(), _IDS_AT_ONCE + 1)]
+    include: _Filter | None = ("id", first) if len(first) <= _IDS_AT_ONCE else None
+    table = _read(out, ("id", "path"), include)
     newest_first = table.take(pa.array(range(len(table) - 1, -1, -1), pa.int64()))
     lookup, paths = Lookup(newest_first.column("id")), newest_first.column("path")
 
