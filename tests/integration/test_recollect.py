@@ -179,14 +179,23 @@ def test_a_volume_of_a_series_is_found_without_those_before_it(runs: Runs) -> No
     assert scanloom("report", runs.out).code == 0
     assert {row["outcome"] for row in runs.rows("manifest")} == {"used"}
 
-    for path in runs.archive.iterdir():
+    away = runs.archive.with_name("away")
+    away.mkdir()
+    for path in list(runs.archive.iterdir()):
         if dcmread(path).EchoTime == 20:  # of the second volume
-            path.unlink()
+            path.rename(away / path.name)
     assert runs().code == 0
     flags = {row["case"]: row["flags"] for row in runs.rows("measurements")}
     assert "OUTDATED" in flags.pop(second)
     assert len(flags) == 1
     assert "OUTDATED" not in "".join(flags.values())
+
+    for path in list(away.iterdir()):
+        path.rename(runs.archive / path.name)
+    runs.write(select="modality: CT")  # it is ambiguous now, which makes no result outdated
+    runs()
+    flags = {row["case"]: row["flags"] for row in runs.rows("measurements")}
+    assert "OUTDATED" not in flags[second]
 
 
 @pytest.mark.thorough

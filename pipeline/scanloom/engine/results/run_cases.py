@@ -476,7 +476,8 @@ class OutdatedMarker:
         self._ids_of_volumes = crosswalk.ids_of_volumes(self._out)
         exclusions = cases.left_out.finder()
         for entry in series:
-            for case in self._results(entry):
+            results = [*self._results(entry)]
+            for case in results:
                 if cases.has(case):
                     continue
                 exclusion = next(iter(exclusions(entry.id)[-1:]), None)
@@ -486,8 +487,8 @@ class OutdatedMarker:
                     if case not in failed:
                         record = CaseRecord(case, reason, detail, (), None)
                         failures.write_failure(self._out, record, self._recipe)
-            if entry.id in marked:
-                failures.remove_failure(self._out, entry.id)
+            for name in marked.intersection((entry.id, *results)):
+                failures.remove_failure(self._out, name)
 
     def _folder(self, case: str) -> Path:
         return case_folder(self._out, self._folders.get(case, case))
