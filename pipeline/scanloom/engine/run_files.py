@@ -58,10 +58,12 @@ def create_run_folder(
     An id tells the time in UTC. Runs are in the order of their ids, also those that begin within a
     second, and those that begin after the clock was set back.
     """
-    name, newest = _run_id(time.time()), run_folders(out)[-1:]
+    now, newest = time.time(), run_folders(out)[-1:]
+    name = _run_id(now)
     if newest and newest[0].name >= name:
         with suppress(ValueError):  # a folder that is no run
-            name = _run_id(calendar.timegm(time.strptime(newest[0].name[:15], _MOMENT)) + 1.0)
+            second = calendar.timegm(time.strptime(newest[0].name[:15], _MOMENT)) + 1
+            name = _run_id(second + now % 1)  # the fraction tells it from runs that begin with it
     folder = out / RUNS / name
     folder.mkdir(parents=True)
     write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
