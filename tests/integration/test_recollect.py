@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from pydicom import Dataset
+from pydicom import Dataset, dcmread
 
+from scanloom.io.output.crosswalk import sources_by_folder
 from support.commands import scanloom
 from support.faults import QuickRun
-from support.make_run import Runs
+from support.make_run import GOOD, Runs, write_study
 from support.write_dicom import noise, write_series
 
 TABLES = ("manifest.csv", "manifest.parquet", "measurements.csv", "measurements.parquet")
@@ -159,3 +162,61 @@ def test_phases_in_folders_that_are_named_by_source(runs: Runs) -> None:
     assert scanloom("report", runs.out).code == 0
 
     assert (runs.out / "manifest.csv").read_bytes() == manifest
+
+
+@pytest.mark.thorough
+def test_a_volume_of_a_series_is_found_without_those_before_it(runs: Runs) -> None:
+    """The first one's result was removed, as if `segment --phase 1` had made the second alone."""
+    write_two_echoes(runs.archive)
+    runs.write(select="modality: CT", more="policy: {phases: all}\n")
+    assert runs().code == 0
+    by_phase = {row.phase: name for name, row in sources_by_folder(runs.out).items()}
+    first, second = by_phase["0"], by_phase["1"]
+    shutil.rmtree(runs.out / "cases" / first)
+    newest = sorted((runs.out / "runs").glob("*/"))[-1]
+    (newest / "totals.json").unlink()
+
+    assert scanloom("report", runs.out).code == 0
+    assert {row["outcome"] for row in runs.rows("manifest")} == {"used"}
+
+    away = runs.archive.with_name("away")
+    away.mkdir()
+    for path in list(runs.archive.iterdir()):
+        if dcmread(path).EchoTime == 20:  # of the second volume
+            path.rename(away / path.name)
+    assert runs().code == 0
+    flags = {row["case"]: row["flags"] for row in runs.rows("measurements")}
+    assert "OUTDATED" in flags.pop(second)
+    assert len(flags) == 1
+    assert "OUTDATED" not in "".join(flags.values())
+
+    for path in list(away.iterdir()):
+        path.rename(runs.archive / path.name)
+    runs.write(select="modality: CT")  # it is ambiguous now, which makes no result outdated
+    runs()
+    flags = {row["case"]: row["flags"] for row in runs.rows("measurements")}
+    assert "OUTDATED" not in flags[second]
+
+
+@pytest.mark.thorough
+def test_a_result_of_another_version_ends_no_run(runs: Runs) -> None:
+    """It is left out by name; the tables, the report and `bids` have all others."""
+    for n, brightest in enumerate(GOOD[:2]):
+        write_study(runs.archive, f"study {n}", brightest)
+    assert scanloom("plan", runs.workflow, runs.archive, "--out", runs.out).code == 0
+    assert runs().code == 0
+    other, ours = runs.cases()
+    theirs = [runs.out / "cases" / other / name for name in ("case.json", "timing.json")]
+    for file in (*theirs, *runs.out.glob("runs/*/totals.json"), *runs.out.glob("runs/*.json")):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 9, "files": {}}))
+    write_study(runs.archive, "study 2", GOOD[2])
+
+    ended = runs("--bids")
+
+    assert ended.code == 1
+    assert f"case {other} is left out (NEWER_VERSION)" in ended.err
+    assert ended.document["damaged"] == [other]
+    named = {row["case"] for row in runs.rows("measurements")}
+    assert ours in named
+    assert (other in named, len(named)) == (False, 2)
+    assert len(list((runs.out / "bids").glob("sub-*"))) == 2

@@ -89,6 +89,6 @@ def left_over(out: Path, temporary: Path) -> list[str]:
     names = ["*.claim", "*.lock", "*.jsonl", "progress", "sorted.*", "clock.*", ".*"]
     found = {path for name in names for path in out.rglob(name) if path.name not in known}
     found -= {out / "private" / "audit.jsonl", *out.glob("runs/*/log.jsonl")}
-    found -= set(out.glob("private/runs/*/cases.jsonl"))
+    found -= set(out.glob("private/runs/*/cases.jsonl"))  # of a killed run: removed a day later
     found |= set((out / ".work").glob("*")) | set(temporary.glob("*"))
     return sorted(map(str, found))

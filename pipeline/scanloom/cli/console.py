@@ -389,8 +389,20 @@ def format_error(reason: Reason, detail: str, private: str = "") -> str:
 
 
 def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
-    """Report published cases that are unreadable, on stderr."""
+    """Report published cases that are unreadable, or of another version, on stderr."""
+    from scanloom.core import ScanError
+    from scanloom.io.output.layout import case_folder
+    from scanloom.io.output.published import read_provenance
+
     for case in cases:
+        try:
+            read_provenance(case_folder(out, case))
+        except ScanError as error:
+            problem = f"case {case} is left out ({error.code}): {error.detail}"
+            say(f"scanloom: {problem}. {error.reason.advice}.", err=True)
+            continue
+        except (OSError, ValueError):
+            pass
         lists = f"`scanloom verify {out}` lists its files"
         remedy = "If one was changed or is missing, remove the case's folder and run again."
         say(f"scanloom: case {case} is damaged or can't be read: {lists}. {remedy}", err=True)

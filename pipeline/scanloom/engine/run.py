@@ -192,7 +192,9 @@ def run(
         with disk_errors_as_scan_errors(), run_files.exclusively(options.out):
             if not options.scope.replace:
                 run_files.check_other_runs(options.out, recipe, shard)
-            name = run_files.create_run_folder(options.out, workflow, request.cards, recipe, shard)
+            name = run_files.create_run_folder(
+                options.out, request.workflow, request.cards, recipe, shard
+            )
         status_writer = StatusWriter(
             name, options.out / run_files.RUNS / name, metrics=options.metrics
         )
@@ -372,10 +374,7 @@ class RunSteps:
     def leave(self, index: Index, cases: RunCases) -> None:
         """Record the series of an index whose cases have ended, and mark outdated results."""
         scope = self.options.scope
-        ids = index.series.ids()
-        record_series(
-            self.out, self.fingerprint, index, (name for name in ids if scope.holds(name))
-        )
+        record_series(self.out, self.fingerprint, index, scope.holds)
         held = (series for series in index.series if scope.holds(series.id))
         OutdatedMarker(self.out, self.key, self.request.recipe, index).mark(held, cases)
 

@@ -6,6 +6,7 @@ one of `scanloom.io.output.folder_lock`.
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import platform
@@ -28,7 +29,7 @@ from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output import work_folder
 from scanloom.io.output.folder_lock import Holder, read_lock, release_lock, take_lock
 from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.private import check_links
+from scanloom.io.output.private import PRIVATE, check_links
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.scratch_folders import DIED, FINAL_STATES
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 RUNS = "runs"
 WORKFLOW, CASES_FILE, VERSIONS = "workflow.json", "cases.jsonl", "versions.json"
+_MOMENT = "%Y%m%dT%H%M%S"
 
 
 def run_folders(out: Path) -> list[Path]:
@@ -53,11 +55,15 @@ def create_run_folder(
 ) -> str:
     """Create the folder of a new run, or of that of a shard; return the run's id.
 
-    Runs are in the order of their ids, also those that begin within a second.
+    An id tells the time in UTC. Runs are in the order of their ids, also those that begin within a
+    second, and those that begin after the clock was set back.
     """
-    now = time.time()
-    moment = time.strftime("%Y%m%dT%H%M%S", time.localtime(now))
-    name = f"{moment}-{int(now % 1 * (1 << 20)):05x}{secrets.token_hex(1)[0]}"
+    now, newest = time.time(), run_folders(out)[-1:]
+    name = _run_id(now)
+    if newest and newest[0].name >= name:
+        with suppress(ValueError):  # a folder that is no run
+            second = calendar.timegm(time.strptime(newest[0].name[:15], _MOMENT)) + 1
+            name = _run_id(second + now % 1)  # the fraction tells it from runs that begin with it
     folder = out / RUNS / name
     folder.mkdir(parents=True)
     write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
@@ -70,6 +76,11 @@ def create_run_folder(
     }
     write_json(folder / VERSIONS, versions)
     return name
+
+
+def _run_id(moment: float) -> str:
+    text = time.strftime(_MOMENT, time.gmtime(moment))
+    return f"{text}-{int(moment % 1 * (1 << 20)):05x}{secrets.token_hex(1)[0]}"
 
 
 class _KnownRun(NamedTuple):
@@ -156,6 +167,7 @@ def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
 _WORK = ".work"
 _WAIT_S = 10.0
 """How long to wait for another process that is inspecting a lock."""
+_LONG_DEAD_S = 24 * 3600.0
 _MAX_ATTEMPTS = 100
 """How often a lock may disappear and reappear before the attempt to acquire it fails."""
 
@@ -185,13 +197,13 @@ def hold_run_lock(
         LOCKED, naming host, process and start time; DISK_FULL or OUTPUT_UNWRITABLE.
     """
     check_links(out)
-    began = time.time()
     path = out / _WORK / (f"run-{shard}.lock" if shard else "run.lock")
     content = str(Holder.of_this_process())
     try:
         work_folder.make_work_folder(out)
         with exclusively(out):
             _acquire(path, content, take_over=take_over)
+        began, begin_s = _file_time(out), time.monotonic()
     except OSError as exc:
         raise output_error(exc) from exc
 
@@ -204,9 +216,31 @@ def hold_run_lock(
     finally:
         if read_lock(path) == content:
             with suppress(OSError, ScanError):  # as well as other leftovers
+                # Two ways, since the clock may have been set meanwhile: the earlier moment is safe
+                began = min(began, _file_time(out) - (time.monotonic() - begin_s))
                 work_folder.clean_up(out, began)
                 remove_progress(out / RUNS)
+                _remove_case_files(out)
             release()
+
+
+def _remove_case_files(out: Path) -> None:
+    """Remove the lists of cases of runs that ended: they have the path of each file, gigabytes.
+
+    A run that looks dead from another host may be alive, and its workers read its list: that waits.
+    """
+    for file in (out / PRIVATE / RUNS).glob(f"*/{CASES_FILE}"):
+        with suppress(OSError, ValueError, ScanError):
+            status = Status.read(out / RUNS / file.parent.name).as_observed()
+            is_long_dead = time.time() - status.moment > _LONG_DEAD_S
+            if status.state in FINAL_STATES or (status.state == DIED and is_long_dead):
+                file.unlink()
+
+
+def _file_time(out: Path) -> float:
+    """Return the time that the file system gives to its files now: other hosts' clocks differ."""
+    os.utime(out / _WORK)
+    return (out / _WORK).stat().st_mtime
 
 
 @contextmanager

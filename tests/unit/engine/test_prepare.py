@@ -24,6 +24,7 @@ from scanloom.engine.prepare import (
     estimate_case,
     prepare,
 )
+from scanloom.engine.run import RunOptions, run
 from scanloom.engine.workflow.schema import make_workflow
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.memory import CaseEstimate
@@ -31,6 +32,7 @@ from scanloom.inference.restore.restorers import ScoreRestorer
 from scanloom.io.output.published import ResultState
 from scanloom.options import Modality
 from support import engine_models, model_cards
+from support.archives import nifti
 
 
 def test_more_slices_take_the_scan_the_copy_and_the_labels_more(tmp_path: Path) -> None:
@@ -207,6 +209,22 @@ def test_structures_on_request_are_written_if_they_are_named(
     )
 
     assert request.workflow.output_options.structures == tuple(written)
+
+
+def test_the_published_workflow_of_a_run_names_the_structures_that_are_written(
+    model_with_one_on_request: Path, tmp_path: Path
+) -> None:
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    nifti(scans / "scan.nii.gz")  # of no modality: it is not selected
+    workflow = make_workflow(
+        name="t", models=[str(model_with_one_on_request)], select={"modality": "CT"}
+    )
+
+    run(workflow, [scans], RunOptions(tmp_path / "out", tmp_path / "key", cluster="none"))
+
+    [file] = tmp_path.glob("out/runs/*/workflow.json")
+    assert json.loads(file.read_text())["outputs"]["structures"] == ["part-1", "part-3"]
 
 
 ALL_PARTS = ("part-1", "part-2", "part-3")

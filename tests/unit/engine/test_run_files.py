@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -9,7 +13,14 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.engine.monitor import StatusWriter
-from scanloom.engine.run_files import RUNS, check_other_runs, create_run_folder
+from scanloom.engine.run_files import (
+    CASES_FILE,
+    RUNS,
+    check_other_runs,
+    create_run_folder,
+    hold_run_lock,
+    run_folders,
+)
 from scanloom.engine.workflow.schema import Workflow
 from support.listeners import wait_for
 
@@ -78,3 +89,73 @@ def test_once_all_shards_have_ended_all_may_have_another_recipe(out: Out) -> Non
     assert "shard 1 of 3" in out.refused("a", (2, 3))
     (out.folder / RUNS / "4").mkdir()  # of a run that died before it wrote anything
     assert not out.refused("b", (3, 3))
+
+
+def test_runs_are_in_their_order_though_a_clock_is_set_back(
+    out: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the last night of October; and beside ids in local time."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    night = 1792890000.0  # 2026-10-25 01:00 UTC: the second of two hours of that name begins
+    moments = itertools.chain([night - 1, night, night + 1, night - 3600], itertools.repeat(night))
+    monkeypatch.setattr(time, "time", lambda: next(moments))
+    try:
+        (out.folder / RUNS / "20261025T020000-000000").mkdir(parents=True)
+        names = [create_run_folder(out.folder, out.workflow, [], "a") for _ in range(6)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert [folder.name for folder in run_folders(out.folder)][1:] == names
+    assert names[0].startswith("20261025T020001-")
+
+
+@pytest.mark.parametrize(("ahead_s", "set_back_s"), [(600, 0), (0, 300)])
+def test_the_end_of_a_run_leaves_what_others_are_writing(
+    out: Out, ahead_s: int, set_back_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another shard, on a host with another clock, or while a clock is set back."""
+    now, begin_s = time.time(), time.monotonic()
+    folders = [out.folder / f".manifest.csv.{n:08x}" for n in (1, 2)]
+    monkeypatch.setattr(time, "time", lambda: now + ahead_s)
+
+    with hold_run_lock(out.folder, shard="1-of-2"):
+        for folder, age in zip(folders, (7200, set_back_s), strict=True):
+            folder.mkdir()
+            (folder / f"{1:016x}").touch()
+            for path in (folder / f"{1:016x}", folder):
+                os.utime(path, (now + 1 - age, now + 1 - age))
+        monkeypatch.setattr(time, "monotonic", lambda: begin_s + 2 * set_back_s)
+
+    assert [folder.exists() for folder in folders] == [False, True]
+
+
+def test_lists_of_cases_are_removed_once_no_worker_reads_them(out: Out) -> None:
+    """The path of each file of an archive stands in one: 27 GB for a million CTs."""
+
+    def write_list(run: str) -> Path:
+        file = out.folder / "private" / RUNS / run / CASES_FILE
+        file.parent.mkdir(parents=True)
+        file.touch()
+        return file
+
+    def begin(**changed: object) -> Path:
+        """Begin a run that dies: its status is that of a process which is gone."""
+        with closing(out.begin("a")) as status:
+            name = status.now().run
+        file = out.folder / RUNS / name / "status.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "state": "running", **changed}))
+        return write_list(name)
+
+    with hold_run_lock(out.folder):
+        ours = out.begin("a")
+        files = [
+            write_list(ours.now().run),
+            begin(process=1 << 30),
+            begin(process=1 << 30, moment=1.0),
+            begin(),
+        ]
+        ours.close("done")
+
+    assert [file.exists() for file in files] == [False, True, False, True]

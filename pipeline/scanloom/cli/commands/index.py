@@ -77,8 +77,7 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
             listed = build_index(paths, key, out, archives=scans.archives)
             if out is not None:  # so that `scanloom where` answers for the ids
                 with disk_errors_as_scan_errors():
-                    ids = (series.id for series in listed.series)
-                    record_series(out, key_fingerprint(key), listed, ids)
+                    record_series(out, key_fingerprint(key), listed)
         print_result(general.mode, lambda: document(listed), lambda: show(listed, ids=output.ids))
         raise typer.Exit(exit_of(listed, strict=output.strict))
 

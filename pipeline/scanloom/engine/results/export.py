@@ -31,9 +31,8 @@ from scanloom.io.system.atomic_write import fsync_path, private_draft
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
-from scanloom.review.verdicts.log import REVIEW
 
-_ENTRIES = (OUTPUT_ENTRIES | {REVIEW}) - {LISTEN}
+_ENTRIES = OUTPUT_ENTRIES - {LISTEN}
 """The page of `listen` has addresses and titles of a hospital's network, and no results."""
 COPIED: frozenset[Identity] = frozenset({"ids", "shapes"})
 """Without pictures. Label maps and surfaces of a head show its face."""

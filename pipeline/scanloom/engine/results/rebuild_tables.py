@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from scanloom.engine.workflow.schema import MAX_PAGE_BYTES, Workflow, parse_stor
 from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index.build import stored_index
-from scanloom.io.output.crosswalk import case_folders
+from scanloom.io.output.crosswalk import case_folders, ids_of_volumes
 from scanloom.io.output.failures import previous_failure
 from scanloom.io.output.layout import TOTALS, case_folder
 from scanloom.io.output.ledger import Ledger
@@ -70,10 +69,10 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     request = Request.of(workflow)
     endings, left_out = Outcomes(), Outcomes()
     chosen = select(index.series, workflow, request.cards, left_out.append, index.store)
-    folders = case_folders(out)
+    folders, volumes = case_folders(out), ids_of_volumes(out)
     for inputs in chosen:
         stamp = source_stamp([series.stamp for series in inputs], key)
-        for case in _case_ids(out, inputs, key, folders):
+        for case in _case_ids(inputs, workflow, key, volumes):
             folder = folders.get(case, case)
             if (ending := _ending(out, case, folder, request.recipe, stamp)) is not None:
                 for series in inputs:
@@ -91,21 +90,18 @@ def _newest_workflow(out: Path) -> Workflow | None:
     return None
 
 
-def _case_ids(out: Path, inputs: Inputs, key: bytes, folders: Mapping[str, str]) -> Iterator[str]:
-    """Yield the case ids of a series; of several volumes, those with a result or a failure."""
+def _case_ids(
+    inputs: Inputs, workflow: Workflow, key: bytes, volumes: Mapping[tuple[str, str], set[str]]
+) -> Iterable[str]:
+    """Return the case ids of a series; `volumes` are as of `ids_of_volumes`."""
     first = inputs[0]
     if first.reason not in (Reason.PHASES, Reason.FOUR_D):
-        yield first.id
-        return
+        return [first.id]
     if not first.series_uid:
-        return  # an id would need the files' content: whether they were used stays open
-    series = Series(first.kind, (), first.study_uid, first.series_uid)
-    for phase in itertools.count():
-        case = case_id(series, key, phase)
-        traces = (case_folder(out, folders.get(case, case)), out / "failed" / f"{case}.json")
-        if not any(path.exists() for path in traces):
-            return
-        yield case
+        return ()  # an id would need the files' content: whether they were used stays open
+    if workflow.policy.phases == "first":
+        return [case_id(Series(first.kind, (), first.study_uid, first.series_uid), key, 0)]
+    return sorted(volumes.get((first.study_uid, first.series_uid), ()))
 
 
 def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> tuple[str, str] | None:

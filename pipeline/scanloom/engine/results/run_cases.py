@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scanloom.core import DICOM, Case, CaseRecord, Reason, ScanError, Series
+from scanloom.core import DICOM, Case, CaseRecord, Reason, ScanError
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.outcomes import NameSet, Outcome, Outcomes
 from scanloom.engine.prepare import Request, with_source_hash
@@ -473,9 +473,11 @@ class OutdatedMarker:
             return  # nothing can be outdated: a look at each series is spared
         self._folders = crosswalk.renamed_folders(self._out)
         self._ids_by_path = crosswalk.ids_by_volume_file(self._out)
+        self._ids_of_volumes = crosswalk.ids_of_volumes(self._out)
         exclusions = cases.left_out.finder()
         for entry in series:
-            for case in self._results(entry):
+            results = [*self._results(entry)]
+            for case in results:
                 if cases.has(case):
                     continue
                 exclusion = next(iter(exclusions(entry.id)[-1:]), None)
@@ -485,8 +487,8 @@ class OutdatedMarker:
                     if case not in failed:
                         record = CaseRecord(case, reason, detail, (), None)
                         failures.write_failure(self._out, record, self._recipe)
-            if entry.id in marked:
-                failures.remove_failure(self._out, entry.id)
+            for name in marked.intersection((entry.id, *results)):
+                failures.remove_failure(self._out, name)
 
     def _folder(self, case: str) -> Path:
         return case_folder(self._out, self._folders.get(case, case))
@@ -500,9 +502,8 @@ class OutdatedMarker:
         if has_result(series.id):
             yield series.id
         if series.series_uid:
-            source = Series(series.kind, (), series.study_uid, series.series_uid)
-            phases = (case_id(source, self._key, phase) for phase in itertools.count())
-            yield from itertools.takewhile(has_result, phases)
+            volumes = self._ids_of_volumes.get((series.study_uid, series.series_uid), set())
+            yield from filter(has_result, sorted(volumes))
         elif series.kind != DICOM and self._ids_by_path:
             path, in_archive, _ = series.first.partition(MEMBER_SEPARATOR)
             current = {entry.id for entry in self._index.series} if in_archive else {series.id}

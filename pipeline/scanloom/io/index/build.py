@@ -45,9 +45,12 @@ from scanloom.io.output.crosswalk import (
     MAX_HEADERS_READ,
     SourceRecord,
     add_sources,
+    find_sources,
+    ids_of_volumes,
+    latest_by_id,
     path_text,
     source_from_series,
-    unknown_ids,
+    unrecorded_ids,
 )
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.parquet_file import read_errors
@@ -590,10 +593,17 @@ def source_from_index(index: Index, indexed: IndexedSeries) -> SourceRecord:
     return replace(source, path=path_text(indexed.path), files=indexed.n_files)
 
 
-def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str]) -> None:
-    """Add the series of an index that have one of these IDs and are not in the crosswalk yet.
+def record_series(
+    out: Path, fingerprint: str, index: Index, holds: Callable[[str], bool] = bool
+) -> None:
+    """Add the series of an index that are not in the crosswalk yet, or were moved since.
 
-    Series without an ID are left out.
+    So are the volumes of those that were moved. Series without an ID are left out.
+
+    Parameters
+    ----------
+    holds : callable
+        Return whether a series is one of them, by its ID.
 
     Raises
     ------
@@ -602,11 +612,25 @@ def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str])
     OSError
         If the crosswalk cannot be written.
     """
-    requested = unknown_ids(out, filter(None, ids))
+    requested = unrecorded_ids(
+        out,
+        lambda: (
+            (name, path_text(path)) for name, path in index.series.places() if name and holds(name)
+        ),
+    )
     if not requested:
         return
+    volumes = ids_of_volumes(out)
     missing = (indexed for indexed in index.series if indexed.id in requested)
     while batch := list(itertools.islice(missing, BATCH_ROWS)):
         sources = [source_from_index(index, indexed) for indexed in batch]
+        series_of = {
+            volume: series
+            for series in sources
+            if series.series_uid
+            for volume in volumes.get((series.study_uid, series.series_uid), ())
+        }
+        of_volumes = latest_by_id(find_sources(out, list(series_of))).values() if series_of else ()
+        sources += [replace(each, path=series_of[each.id].path) for each in of_volumes]
         with private_folder(out, fingerprint) as private:
             add_sources(private, sources)

@@ -497,6 +497,13 @@ class StoredSeries(Sequence[IndexedSeries]):
         for batch in self._file.iter_batches(_ROW_GROUP, columns=[column], use_threads=False):
             yield from batch[column].to_pylist()
 
+    def places(self) -> Iterator[tuple[str, str]]:
+        """Yield ID and path of each series."""
+        columns = [f"{_SERIES}{name}" for name in ("id", "path")]
+        for batch in self._file.iter_batches(_ROW_GROUP, columns=columns, use_threads=False):
+            ids, paths = (batch[name].to_pylist() for name in columns)
+            yield from zip(ids, map(os.fsdecode, paths), strict=True)
+
     def with_ids(self, ids: Collection[str]) -> Iterator[IndexedSeries]:
         """Yield the series that have one of some IDs."""
         import pyarrow as pa

@@ -15,7 +15,8 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -216,16 +217,43 @@ def known_ids(out: Path) -> Set[str]:
     return LastValues(ids, ids).keys()
 
 
-def unknown_ids(out: Path, ids: Iterable[str]) -> set[str]:
-    """Return those of many ids that OUT's crosswalk does not have.
+def unrecorded_ids(out: Path, places: Callable[[], Iterable[tuple[str, str]]]) -> set[str]:
+    """Return those of many ids whose scans are not found by OUT's crosswalk.
 
-    Errors as `find_sources`.
+    It does not have them, or the newest row of one names neither a path of its scan nor a folder
+    above it: files were moved.
+
+    Parameters
+    ----------
+    out : Path
+    places : callable
+        Return the ids, each with the path of a scan, as in `SourceRecord`; called again for each
+        pass over them. A scan may lie at several paths.
     """
-    lookup, unknown, ids_left = Lookup(_read(out, ("id",)).column("id")), set[str](), iter(ids)
-    while batch := list(itertools.islice(ids_left, _IDS_AT_ONCE)):
-        is_unknown = lookup.first_rows(batch) < 0
-        unknown.update(itertools.compress(batch, is_unknown.tolist()))
-    return unknown
+    import pyarrow as pa
+
+    first = [name for name, _ in itertools.islice(places(), _IDS_AT_ONCE + 1)]
+    include: _Filter | None = ("id", first) if len(first) <= _IDS_AT_ONCE else None
+    table = _read(out, ("id", "path"), include)
+    newest_first = table.take(pa.array(range(len(table) - 1, -1, -1), pa.int64()))
+    lookup, paths = Lookup(newest_first.column("id")), newest_first.column("path")
+
+    def ids_by_whether_found() -> Iterator[tuple[str, bool]]:
+        left = iter(places())
+        while batch := list(itertools.islice(left, _IDS_AT_ONCE)):
+            rows = lookup.first_rows([name for name, _ in batch])
+            recorded = paths.take(pa.array(rows, mask=rows < 0)).to_pylist()
+            for (name, path), there in zip(batch, recorded, strict=True):
+                yield name, there is not None and _is_at_or_below(path, there)
+
+    unrecorded = {name for name, is_found in ids_by_whether_found() if not is_found}
+    if unrecorded:  # copies may be where it says
+        unrecorded.difference_update(name for name, is_found in ids_by_whether_found() if is_found)
+    return unrecorded
+
+
+def _is_at_or_below(path: str, above: str) -> bool:
+    return path == above or path.startswith(os.path.join(above, ""))  # noqa: PTH118  # of many
 
 
 def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
@@ -282,6 +310,20 @@ def ids_by_volume_file(out: Path) -> Mapping[str, set[str]]:
     is_last = [lookup.rows(name)[-1] == row for row, name in enumerate(lookup)]
     last = volumes.filter(pa.array(is_last, pa.bool_()))
     return ValueSets(last.column("path"), last.column("id"))
+
+
+def ids_of_volumes(out: Path) -> Mapping[tuple[str, str], set[str]]:
+    """Return the case ids of the volumes of each series with several, by study and series UID.
+
+    They are few. Errors as `find_sources`.
+    """
+    from pyarrow import compute
+
+    table = _read(out, ("id", "study_uid", "series_uid", "phase"))
+    ids = defaultdict[tuple[str, str], set[str]](set)
+    for row in table.filter(compute.not_equal(table.column("phase"), "")).to_pylist():
+        ids[row["study_uid"], row["series_uid"]].add(row["id"])
+    return ids
 
 
 def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.identity import ID_FORM
-from scanloom.io.output.file_names import CASE, SEGMENTS
+from scanloom.io.output.file_names import CASE, CHECKSUMS, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES, PRIVATE
 from scanloom.io.output.published import check_files
@@ -47,6 +47,7 @@ OUTPUT_ENTRIES = EARLY_ENTRIES | {
     "failed",
     "report",
     "bids",
+    "review",
     *(f"{table}.{kind}" for table in _TABLES for kind in ("csv", "parquet")),
 }
 """All entries that scanloom writes to an output folder."""
@@ -64,9 +65,12 @@ T = TypeVar("T")
 
 
 def is_output_folder(folder: str, inside: list[str]) -> bool:
-    """Return whether a folder, with the names of the entries `inside`, is an output folder."""
+    """Return whether a folder, with the names of the entries `inside`, is an output folder.
+
+    A copy of one without `private/`, such as an export, is one too.
+    """
     if PRIVATE not in inside:
-        return False
+        return CASES in inside and any(map(_is_result, _entries_found(folder)))
     file = Path(folder, PRIVATE, KEY_FINGERPRINT)
     with suppress(OSError):
         if _FINGERPRINT.fullmatch(read_regular_file(file, MAX_FINGERPRINT_BYTES).strip()):
@@ -78,12 +82,28 @@ def is_output_folder(folder: str, inside: list[str]) -> bool:
     except OSError:
         return False
     # The fingerprint is damaged or unreadable: a published case identifies the folder too
+    return CASES in inside and any(
+        os.path.lexists(os.path.join(path, CASE))  # noqa: PTH118  # of many entries
+        for path in _entries_found(folder)
+    )
+
+
+def _entries_found(folder: str) -> Iterator[str]:
+    """Yield the paths of the entries of `cases/` as far as it can be read."""
     with suppress(OSError):
-        return CASES in inside and any(
-            os.path.lexists(os.path.join(entry.path, CASE))  # noqa: PTH118  # of many entries
-            for entry, _ in _entries(Path(folder))
-        )
-    return False
+        yield from (entry.path for entry, _ in _entries(Path(folder)))
+
+
+def _is_result(path: str) -> bool:
+    """Return whether a folder holds a result of ours: other programs may write a `case.json`."""
+    if not os.path.lexists(os.path.join(path, CHECKSUMS)):  # noqa: PTH118  # of many entries
+        return False
+    try:
+        return "recipe" in read_json(Path(path, CASE))
+    except ScanError:  # of another version
+        return True
+    except _DAMAGE:
+        return False
 
 
 def check_foreign_entries(out: Path) -> None:
@@ -385,14 +405,9 @@ def iter_cases(
         outside the folder.
     damaged : set of str
         Receives the names of the cases whose files are missing, unreadable or changed, and of
-        folders that hold the result of another case.
+        folders that hold the result of another case, or one of another version of scanloom.
     folders : iterable of Path, optional
         The folders of some cases, in place of all.
-
-    Raises
-    ------
-    ScanError
-        OLDER_VERSION or NEWER_VERSION for a case of another version of scanloom.
     """
     owners = Owners(out)
     for folder in published_cases(out) if folders is None else folders:
@@ -400,10 +415,8 @@ def iter_cases(
             timing, document = check_files(folder), read_case(folder)
             other = owners.other_case(folder.name, document)
             case = None if other else read(folder, document, timing)
-        except _DAMAGE:
+        except (*_DAMAGE, ScanError):  # ScanError: of another version
             case = None
-        except ScanError as exc:  # of another version
-            raise ScanError(exc.reason, f"case {folder.name}: {exc.detail}") from exc
         if case is None:
             damaged.add(folder.name)
         else:

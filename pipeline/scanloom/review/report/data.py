@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -242,8 +243,7 @@ def _published(
     folder: Path, document: dict[str, Any], timing: dict[str, Any]
 ) -> tuple[ReportCase, dict[str, dict[str, Any]], dict[str, str]]:
     """Return a case, its models by card, device and precision, and its library versions."""
-    preview, results = folder / PREVIEW, document.get("results", [])
-    files = [path for entry in folder.iterdir() for path in (entry, *entry.glob("*"))]
+    files, results = _files_of(folder), document.get("results", [])
     case = ReportCase(
         id=folder.name,
         case_id=document["case"],
@@ -254,9 +254,9 @@ def _published(
         axes=document["grid"]["axes"],
         shape=tuple(document["grid"].get("shape", ())),
         seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
-        preview=preview if preview.exists() else None,
+        preview=folder / PREVIEW if PREVIEW in files else None,
         subfolder="" if folder.parent.name == CASES else folder.parent.name,
-        files=tuple(sorted(p.relative_to(folder).as_posix() for p in files if p.is_file())),
+        files=files,
         references={m["name"]: references_of(m) for m in document["models"]},
     )
     models = {
@@ -265,6 +265,19 @@ def _published(
     }
     models |= {f"{result['name']} {result['version']}": result for result in results}
     return case, models, document["versions"]
+
+
+def _files_of(folder: Path) -> tuple[str, ...]:
+    """Return the relative names of the files in a folder, and in those in it, sorted."""
+    names = list[str]()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                with os.scandir(entry) as inside:
+                    names += [f"{entry.name}/{each.name}" for each in inside if each.is_file()]
+            elif entry.is_file():
+                names.append(entry.name)
+    return tuple(sorted(names))
 
 
 def references_of(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:
@@ -416,17 +429,26 @@ def advice(code: str) -> str:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing, unreadable or not an object."""
+    """Return the JSON object in a file; None if it is missing, damaged or of another version."""
     try:
         return read_json(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ScanError):
         return None
 
 
 def damaged_totals(out: Path) -> list[str]:
-    """Return the paths of totals that can't be read, relative to OUT."""
+    """Return the paths of totals that are damaged, relative to OUT."""
+
+    def is_damaged(path: Path) -> bool:
+        try:
+            return not _is_ours(read_json(path))
+        except ScanError:  # of another version
+            return False
+        except (OSError, ValueError):
+            return True
+
     paths = sorted((out / "runs").glob(f"*/{TOTALS}"))
-    return [path.relative_to(out).as_posix() for path in paths if not _is_ours(_json(path))]
+    return [path.relative_to(out).as_posix() for path in paths if is_damaged(path)]
 
 
 def run_row(run: dict[str, Any]) -> dict[str, Any]:

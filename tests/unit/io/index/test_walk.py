@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from scanloom.core import ScanError
+from scanloom.engine.results.export import export
 from scanloom.io.index import walk
 from scanloom.io.index.series import find_series
 from scanloom.io.index.walk import FileEntry, list_files
-from scanloom.io.output.layout import is_output_folder
+from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.json_file import write_document
+from scanloom.io.output.layout import fan_out, is_output_folder
 from scanloom.io.session import current_session
 from scanloom.io.system import archives, unpacking
 from scanloom.io.system.archives import list_members
@@ -73,6 +77,7 @@ def test_a_glob_pattern_names_files_and_what_is_called_like_one_is_itself(tmp_pa
 
 OUTPUT = (
     "out/private/key.fingerprint",
+    "out/review/revisions/a/1/segmentation.nii.gz",
     "out/cases/a/image.nii.gz",
     "out/.work/b.new/image.nii.gz",
     "out/runs/1/log.jsonl",
@@ -118,6 +123,27 @@ def test_what_scanloom_wrote_for_somebody_else_is_no_input(tmp_path: Path) -> No
     paths = names(list_files([tmp_path]), tmp_path)
     (tmp_path / "out" / "private").chmod(0o700)
     assert paths == {"scan": ""}
+
+
+def test_a_copy_of_results_without_what_is_private_is_no_input(tmp_path: Path) -> None:
+    touch(tmp_path, "scan", "theirs/cases/1/scan", "theirs/cases/1/SHA256SUMS")
+    (tmp_path / "theirs/cases/1/case.json").write_text('{"patient": 1}')
+    fan_out(tmp_path / "fanned")
+    for name in ("flat", "fanned"):
+        with CaseFolder(tmp_path / name, "aa") as draft:
+            (draft.path / "segmentation.nii.gz").write_bytes(b"labels")
+            write_document(draft.path / "case.json", {"case": "aa", "recipe": "r"})
+            write_document(draft.path / "timing.json", {})
+            draft.publish()
+        export(tmp_path / name, tmp_path / f"copy of {name}")
+        shutil.rmtree(tmp_path / name)
+
+    found = names(list_files([tmp_path]), tmp_path)
+
+    theirs = {f"theirs/cases/1/{name}" for name in ("scan", "case.json", "SHA256SUMS")}
+    assert set(found) == {"scan", *theirs}
+    inside = tmp_path / "copy of flat" / "cases" / "aa"
+    assert len(list_files([inside])) == 4  # by its name
 
 
 def test_a_folder_that_only_looks_like_one_that_scanloom_wrote_is_searched(tmp_path: Path) -> None:

@@ -36,9 +36,10 @@ from scanloom.io.output.crosswalk import (
     latest_by_id,
     renamed_folders,
     source_from_series,
+    sources_by_folder,
     sources_of_study,
     stamp,
-    unknown_ids,
+    unrecorded_ids,
 )
 from scanloom.io.output.private import private_folder
 from support.archives import nifti
@@ -152,11 +153,11 @@ def test_series_of_an_index_are_remembered_once(
     ids = [series.id for series in index.series]
     monkeypatch.setattr("scanloom.io.index.build.BATCH_ROWS", 2)
 
-    record_series(out, key_fingerprint(key), index, ids[:1])
+    record_series(out, key_fingerprint(key), index, lambda name: name == ids[0])
     assert [s.id for s in find_sources(out, ids)] == ids[:1]
-    record_series(out, key_fingerprint(key), index, ids)
+    record_series(out, key_fingerprint(key), index)
     shutil.rmtree(tmp_path / "scans")
-    record_series(out, key_fingerprint(key), index, ids)
+    record_series(out, key_fingerprint(key), index)
 
     sources = find_sources(out, ids)
     assert [s.id for s in sources] == ids
@@ -236,6 +237,46 @@ def test_who_died_between_the_table_and_its_lines_left_no_row_twice(
     assert not lines.exists()
 
 
+def test_a_series_that_was_moved_is_recorded_where_it_is(tmp_path: Path) -> None:
+    """Each of its volumes too; a copy that stays where it was is none, nor is what lies below."""
+    key, out, scans = b"k" * 32, tmp_path / "out", tmp_path / "scans"
+    fingerprint = key_fingerprint(key)
+    for name in ("a", "b", "c"):
+        write_series(scans / name, noise(), words=Words(name=name))
+
+    def echoes(k: int, header: Dataset) -> None:
+        header.EchoTime = k % 2
+        header.ImagePositionPatient[2] = 5.0 * (k // 2)
+
+    write_series(scans / "d", noise((12, 10, 8)), words=Words(name="d"), edit=echoes)
+    shutil.copytree(scans / "c", scans / "copy")
+
+    def record() -> dict[str, Path]:
+        """Return the path of each scan by the name of its folder, and the number of a volume."""
+        record_series(out, fingerprint, build_index([scans], key, out))
+        rows = sources_by_folder(out).values()
+        return {Path(row.path).name + row.phase: Path(row.path) for row in rows}
+
+    record()
+    index = build_index([scans], key, out)
+    [several] = [series for series in index.series if series.path == str(scans / "d")]
+    with private_folder(out, fingerprint) as private:
+        add_sources(private, [source_from_series(index.as_series(several), "volume", 1)])
+    before, table = record(), (out / "private" / "crosswalk.parquet").read_bytes()
+    assert set(before) == {"a", "b", "scans", "d", "d1"}
+    assert record() == before
+    assert (out / "private" / "crosswalk.parquet").read_bytes() == table
+    for name in ("a", "c", "d"):
+        (scans / name).rename(scans / f"{name} moved")
+
+    after = record()
+
+    assert after["a moved"] == scans / "a moved"
+    assert after["b"] == scans / "b"
+    assert after["scans"] == scans
+    assert after["d moved"] == after["d moved1"] == scans / "d moved"
+
+
 def test_rows_are_found_in_each_group_of_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +289,8 @@ def test_rows_are_found_in_each_group_of_a_table(
     assert sources_of_study(tmp_path, "E") == (rows[4],)
     assert known_ids(tmp_path) == set("abcdefg")
     monkeypatch.setattr("scanloom.io.output.crosswalk._IDS_AT_ONCE", 2)
-    assert unknown_ids(tmp_path, iter("hagbidc")) == {"h", "i"}
+    places = [(name, row(name).path) for name in "hagbidc"]
+    assert unrecorded_ids(tmp_path, lambda: places) == {"h", "i"}
 
 
 def test_half_a_line_is_cut_off(tmp_path: Path, lines: Path) -> None:
