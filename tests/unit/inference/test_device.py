@@ -14,9 +14,9 @@ from scanloom.inference.device import (
     choose_batch,
     choose_device,
     choose_precision,
-    deterministic,
     device_count,
     is_out_of_memory,
+    own_settings,
     set_thread_count,
 )
 
@@ -173,12 +173,30 @@ def test_settings_are_put_back() -> None:
     cudnn = torch.backends.cudnn
     before = (cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision())
 
-    with deterministic():
+    with own_settings():
         assert cudnn.deterministic
         assert not cudnn.benchmark
         assert torch.get_float32_matmul_precision() == "highest"
 
     assert before == (cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision())
+
+
+def test_settings_stay_until_the_last_of_several_threads_ends() -> None:
+    """Another thread, whose scan takes longer, still calculates as it began."""
+    torch.set_float32_matmul_precision("medium")
+    try:
+        first, second = own_settings(), own_settings()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        during = (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
+        second.__exit__(None, None, None)
+        after = (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+    assert during == ("highest", True)
+    assert after == ("medium", False)
 
 
 def test_a_cpu_without_memory_is_understood() -> None:
