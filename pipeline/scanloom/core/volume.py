@@ -77,12 +77,18 @@ class Volume:
         array = np.asfortranarray(self.array).view()
         array.flags.writeable = False
         object.__setattr__(self, "array", array)
-        if array.dtype.kind == "f":  # so that it equals voxels in any precision
-            for name in ("padding", "padding_limit"):
-                value = getattr(self, name)
-                with np.errstate(over="ignore"):  # no voxel equals it
-                    rounded = None if value is None else float(array.dtype.type(value))
-                object.__setattr__(self, name, rounded)
+        for name in ("padding", "padding_limit"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            try:
+                number = float(value)
+            except (TypeError, ValueError, OverflowError):
+                raise ValueError(f"{name} must be a number in the range of float64") from None
+            if array.dtype.kind == "f":  # so that it equals voxels in any precision
+                with np.errstate(over="ignore", under="ignore"):  # no voxel equals it
+                    number = float(array.dtype.type(number))
+            object.__setattr__(self, name, number)
 
     def __repr__(self) -> str:
         sections = (self.modality or "modality unknown", self.grid.summary, str(self.array.dtype))

@@ -57,6 +57,14 @@ def test_what_is_no_volume_can_not_be_made(array, modality, says):
         Volume(array, GRID, "HU", modality)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+@pytest.mark.parametrize("name", ["padding", "padding_limit"])
+@pytest.mark.parametrize("value", [10**400, "air", [-1024]], ids=["huge", "text", "list"])
+def test_padding_that_is_no_number_is_refused(dtype, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a number"):
+        Volume(np.zeros((4, 3, 2), dtype), GRID, "HU", "CT", **{name: value})
+
+
 def test_padding_equals_its_voxels_in_any_precision():
     array = np.full((4, 3, 2), -200.1, np.float32)
     volume = Volume(array, GRID, "HU", "CT", padding=-200.1)
