@@ -127,7 +127,8 @@ def exit_of_run(result: RunResult, *, strict: bool = False) -> Exit:
 def steady_streams() -> Iterator[None]:
     """Escape characters that the encoding lacks; exit with one line if stdout fails.
 
-    A pipe closed by its reader is not reported as an error.
+    A pipe closed by its reader is not reported as an error. Streams that were closed before the
+    program started are empty.
     """
     _prepare_streams()
     try:
@@ -154,8 +155,13 @@ def stdout_lost() -> bool:
 
 
 def _prepare_streams() -> None:
+    closed = [stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    for _ in filter(None, closed):
+        # otherwise the next opened files become them: the lowest free numbers are taken first
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115  # for good
     if sys.stdout is None:
-        os.open(os.devnull, os.O_WRONLY)  # otherwise the next opened file becomes stdout
         sys.stdout = _Closed()
     elif sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         encoding, lines = sys.stdout.encoding, sys.stdout.line_buffering
