@@ -443,6 +443,7 @@ def error_boundary(manner: OutputMode, *, resumable: bool = False) -> Iterator[N
     keep_memory_private()
     settle_in()
     try:
+        _check_current_folder()
         with _libraries_heard(manner):
             yield
     except ScanError as error:
@@ -461,6 +462,17 @@ def error_boundary(manner: OutputMode, *, resumable: bool = False) -> Iterator[N
 
         internal = ScanError(Reason.INTERNAL, f"unexpected {type(error).__name__}")
         _fail(manner, error, disk_error(error) or internal)
+
+
+def _check_current_folder() -> None:
+    """Refuse a current folder that was removed: MKL ends the process if it can't name it."""
+    from scanloom.core import Reason, ScanError
+
+    try:
+        Path.cwd()
+    except OSError as exc:
+        detail = f"the current folder can't be accessed ({type(exc).__name__}): cd to another one"
+        raise ScanError(Reason.ENVIRONMENT, detail) from exc
 
 
 def _fail(manner: OutputMode, error: Exception, known: ScanError) -> NoReturn:

@@ -55,6 +55,17 @@ def test_streams_that_are_closed_become_no_other_file(closed: str, tmp_path: Pat
     assert opened.returncode == 0
 
 
+def test_a_current_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code, output = ended(f"rmdir {gone}; scanloom models show ct_tissue --json", folder=gone)
+
+    assert code == 1
+    error = json.loads(output)["error"]
+    assert error["code"] == "ENVIRONMENT"
+    assert "current folder" in error["detail"]
+
+
 def test_a_closed_pipe_is_no_error_message() -> None:
     _, output = ended("(sleep 1; scanloom models list --json) | true")
 
