@@ -218,6 +218,8 @@ class _Closed(io.TextIOBase):
 _LINE_ENDS = re.compile(r"([\n\t])")
 _TRAILING = re.compile(r" +(?=\n)")
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
+LEAST_WIDTH = 40
+"""Columns for which tables are made on a narrower terminal, too: it breaks their lines itself."""
 WIDTH = 10_000
 """Columns of a file or a pipe, if COLUMNS does not say another number: no line of a table is broken
 or shortened there, as `grep` and logs need it."""
@@ -265,8 +267,12 @@ def console(*, stderr: bool = False) -> Console:
             self.file.flush()
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDTH
-    return Clean(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    columns = os.environ.get("COLUMNS", "")
+    stated = columns.isdecimal() and int(columns) > 0
+    width = None if stream.isatty() or stated else WIDTH
+    made = Clean(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    made.width = max(made.width, LEAST_WIDTH)
+    return made
 
 
 def fitted(table: Table, width: int) -> Table:
