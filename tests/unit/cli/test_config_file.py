@@ -103,6 +103,13 @@ def test_a_value_of_a_default_is_unset_by_no(
         ("precision: double\n", "options.yaml"),
         ("- cpu\n", "must hold keys and values"),
         ("a: [\n", "not valid YAML (line 2)"),
+        ("device: 2020-13-45\n", "not valid YAML"),
+        ("device: cpu\nalso: image\ndevice: cuda\n", "line 3: device is given twice"),
+        ("segment: {device: cpu}\nsegment: {also: image}\n", "line 2: segment is given twice"),
+        ("segment: {device: cpu, device: cuda}\n", "line 1: device is given twice"),
+        ("remove-small: 3\nremove_small: 5\n", "remove_small is given twice"),
+        ("segment: {remove-small: 3, remove_small: 5}\n", "remove_small is given twice"),
+        ("strict: maybe\n", "expected yes or no"),
     ],
 )
 def test_a_wrong_file_is_refused(

@@ -45,6 +45,7 @@ from scanloom.core import (
     is_slug,
     parse_bytes,
 )
+from scanloom.core.pages import duplicate_keys
 from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import DEVICES, EXTRAS, FeatureFamily, Modality, Radiomics, take
@@ -153,36 +154,6 @@ _EXPECTED = (
 
 
 P = TypeVar("P", bound=Page)
-
-_MOST_NODES = 1_000_000
-"""Keys and values of a page, aliases in full: a few lines of nested aliases stand for billions."""
-
-
-def duplicate_keys(node: yaml.Node | None) -> list[str]:
-    """Return a message for each duplicate key: YAML would silently take the last one.
-
-    Raises
-    ------
-    RecursionError
-        If the page never ends, or not soon, with its aliases in full.
-    """
-    messages: list[tuple[int, str]] = []
-    waiting, count = [node], 0
-    while waiting:
-        node = waiting.pop()
-        count += 1
-        if count > _MOST_NODES:
-            raise RecursionError
-        if isinstance(node, yaml.SequenceNode):
-            waiting += reversed(node.value)
-        elif isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if key.value in seen:
-                    messages.append((key.start_mark.line + 1, key.value))
-                seen.add(key.value)
-            waiting += [value for _, value in reversed(node.value)]
-    return [f"line {line}: {key} is given twice" for line, key in sorted(set(messages))]
 
 
 def explain_errors(
