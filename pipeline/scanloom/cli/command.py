@@ -21,7 +21,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from scanloom.cli.console import clean
+from scanloom.cli.console import clean, say
 
 MAX_CONFIG_BYTES = 1 << 20
 """A configuration is a page of text."""
@@ -52,6 +52,7 @@ OF_OTHER_TOOLS_IN_RUN = {
     "--model": "name the models in the workflow",
 }
 """What people give `run`, where the workflow has it."""
+_FURTHER_VARIABLES = ("SCANLOOM_CONFIG", "SCANLOOM_KEY", "SCANLOOM_MODELS", "SCANLOOM_OFFLINE")
 # Of a single call: a file must not name another file
 _NOT_IN_FILES = ("config", "help", "version")
 
@@ -87,6 +88,7 @@ def read_defaults(ctx: typer.Context, value: Path | None) -> Path | None:
     """
     if ctx.resilient_parsing:
         return value
+    _warn_of_variables(ctx)
     chosen = {option_key(option): option for option in _options(ctx.command)}
     defaults: Values = {}
     # In this order: a value of `--config` replaces that of the user's own file
@@ -98,6 +100,17 @@ def read_defaults(ctx: typer.Context, value: Path | None) -> Path | None:
                 ctx.meta.setdefault(SOURCES, {})[option.name] = file
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
+
+
+def _warn_of_variables(ctx: typer.Context) -> None:
+    """Name each variable that is nearly one of ours; others may be a site's own."""
+    from difflib import get_close_matches
+
+    options = _options(ctx.find_root().command)
+    known = {*_FURTHER_VARIABLES, *(o.envvar for o in options if isinstance(o.envvar, str))}
+    for name in sorted(name for name in os.environ if name.startswith("SCANLOOM_")):
+        if name not in known and (near := get_close_matches(name, sorted(known), 1, 0.9)):
+            say(f"scanloom: no option has the variable {name}; did you mean {near[0]}?", err=True)
 
 
 def _user_file() -> Path | None:

@@ -135,6 +135,18 @@ def test_a_wrong_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "SCANLOOM_PRECISION" in ended.err
 
 
+def test_a_variable_that_is_nearly_one_of_ours_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANLOOM_DEVIC", "cuda")
+    monkeypatch.setenv("SCANLOOM_OFFLINE", "1")
+    monkeypatch.setenv("SCANLOOM_SITE_FOLDER", "/data")
+    monkeypatch.setenv("SCANLOOM_DATASET_MODEL", "ct_tissue")
+    ended = scanloom("models", "show", "ct_tissue")
+
+    assert ended.code == 0
+    told = "scanloom: no option has the variable SCANLOOM_DEVIC; did you mean SCANLOOM_DEVICE?\n"
+    assert ended.err == told
+
+
 def test_two_files_of_the_user_are_refused(no_defaults_of_the_user: Path, tmp_path: Path) -> None:
     folder = no_defaults_of_the_user / "scanloom"
     folder.mkdir()
