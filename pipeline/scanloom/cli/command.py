@@ -196,8 +196,9 @@ def _document(file: Path) -> Values:
 
     from scanloom.core.pages import duplicate_keys
 
+    document: Any
+    twice: list[str] = []
     try:
-        twice: list[str] = []
         with file.open("rb") as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1).decode("utf-8")
         if len(text) > MAX_CONFIG_BYTES:

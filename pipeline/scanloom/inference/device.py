@@ -331,16 +331,33 @@ def own_settings() -> Iterator[None]:
 
 def _set_for_process(stack: ExitStack) -> None:
     """Change the settings that hold for all threads, until the stack is closed."""
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
     # Benchmarking would choose kernels by a stopwatch: other bits at each start
-    stack.enter_context(
-        torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-        )
-    )
-    stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-    torch.set_float32_matmul_precision("highest")
-    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-    torch.set_default_dtype(torch.float32)
+    for name, value in (("enabled", True), ("benchmark", False), ("deterministic", True)):
+        _set(stack, cudnn, name, value)
+    try:
+        precision, allowed = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # the caller set `fp32_precision`, beside which torch forbids these
+        for backend in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul, mkldnn.matmul):
+            _set(stack, backend, "fp32_precision", "ieee")
+    else:
+        stack.callback(torch.set_float32_matmul_precision, precision)
+        torch.set_float32_matmul_precision("highest")
+        stack.callback(setattr, cudnn, "allow_tf32", allowed)
+        cudnn.allow_tf32 = False
+    if getattr(getattr(mkldnn, "conv", None), "fp32_precision", "none") != "none":
+        _set(stack, mkldnn.conv, "fp32_precision", "ieee")
+    if torch.get_default_dtype() is not torch.float32:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+
+
+def _set(stack: ExitStack, owner: object, name: str, value: object) -> None:
+    """Change an attribute until the stack is closed."""
+    before = getattr(owner, name)
+    if before != value:
+        stack.callback(setattr, owner, name, before)
+        setattr(owner, name, value)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
