@@ -331,14 +331,15 @@ def own_settings() -> Iterator[None]:
 
 def _set_for_process(stack: ExitStack) -> None:
     """Change the settings that hold for all threads, until the stack is closed."""
-    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    backends: Any = torch.backends  # whose types lack what torch adds to them
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
     # Benchmarking would choose kernels by a stopwatch: other bits at each start
     for name, value in (("enabled", True), ("benchmark", False), ("deterministic", True)):
         _set(stack, cudnn, name, value)
     try:
         precision, allowed = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     except RuntimeError:  # the caller set `fp32_precision`, beside which torch forbids these
-        for backend in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul, mkldnn.matmul):
+        for backend in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, mkldnn.matmul):
             _set(stack, backend, "fp32_precision", "ieee")
     else:
         stack.callback(torch.set_float32_matmul_precision, precision)
