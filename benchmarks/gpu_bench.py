@@ -44,7 +44,7 @@ from scanloom.convert.conversion import load_card
 from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume
 from scanloom.engine.machine.devices import EnergyMeter
-from scanloom.inference.device import deterministic
+from scanloom.inference.device import own_settings
 from scanloom.inference.engines.fused_engine import fuse
 from scanloom.inference.engines.selection import ENGINES
 from scanloom.inference.geometry import NetworkPlan, plan_grid
@@ -387,7 +387,7 @@ def bare_network(bench: Bench, predictor: TorchPredictor, volume: Volume) -> flo
         for shape in batches:
             network(windows[: shape[0]])
 
-    with deterministic(), torch.inference_mode():
+    with own_settings(), torch.inference_mode():
         return bench.milliseconds(work, 3)
 
 
@@ -401,7 +401,7 @@ def fused_network(bench: Bench, name: str, predictor: TorchPredictor) -> Iterato
         shape = (batch, 1, *(bench.size.window,) * 3)
         windows = torch.randn(shape, device=bench.device, dtype=predictor.precision.dtype)
         for kind, run in (("as it is", network), ("fused", fused)):
-            with torch.inference_mode(), deterministic():
+            with torch.inference_mode(), own_settings():
                 spent = bench.milliseconds(partial(run, windows)) / batch
             yield Row(f"{name}: its network {kind}, {batch} at once: a window", spent)
 

@@ -30,7 +30,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, ReferenceDirection
-from scanloom.core import Flag, Grid, Measurement, Reason, ScanError, Volume, plain_number
+from scanloom.core import (
+    Flag,
+    Grid,
+    Measurement,
+    Reason,
+    ScanError,
+    Volume,
+    counted,
+    plain_number,
+)
 from scanloom.core.measurement import Range, ReferenceRange
 
 MAX_SAMPLES = 1_000_000
@@ -252,7 +261,8 @@ def check_modalities(modalities: Sequence[str | None], card: ModelCard) -> tuple
         CHANNELS if the number of inputs differs from the model's; MODALITY.
     """
     if len(card.channels) != len(modalities):
-        detail = f"{card.name} takes {len(card.channels)} input channels, got {len(modalities)}"
+        expected = counted(len(card.channels), "input channel")
+        detail = f"{card.name} takes {expected}, got {len(modalities)}"
         raise ScanError(Reason.CHANNELS, detail)
     unknown = False
     for modality, channel in zip(modalities, card.channels, strict=True):

@@ -258,7 +258,8 @@ def coding(name: str) -> Coding:
     """Return the codes of a structure by its name, such as "kidney_left" or "Right Kidney".
 
     Word order, case, plural and "of" do not matter. Structures with a separate code for each side
-    ("left atrium") get no laterality. TotalSegmentator's names ("rib_left_1") count as a whole.
+    ("left atrium") get no laterality, nor do levels of the spine ("L 5"). TotalSegmentator's names
+    ("rib_left_1") count as a whole.
     """
     return _exact_names().get(slug(name)) or coding_by_words(name)
 
@@ -342,10 +343,16 @@ def _exact_names() -> Mapping[str, Coding]:
     }
 
 
+_SPINE: Final = re.compile(
+    r"vertebra|spin(?:e|al)|dis[ck]|lumbar|^(?:[\W_]*[ctls][\W_]*\d+)+[\W_]*$"
+)
+"""Names, in lower case, in which a letter before a number is a level of the spine."""
+
+
 def _terms(name: str) -> frozenset[str]:
     """Return the normalised terms of a name: lower case, singular, without noise words."""
     text = name.lower()
-    if "vertebra" in text:  # "L 5" is no side
+    if _SPINE.search(text):  # "L 5" is no side
         text = re.sub(r"\b([ctls])[\W_]+(?=\d)", r"\1", text.replace("_", " "))
     terms = re.findall(r"[a-z0-9]+", text)
     normalised = {synonym for term in terms for synonym in _SAME.get(term, term).split()} - _NOISE

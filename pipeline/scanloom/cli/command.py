@@ -21,7 +21,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from scanloom.cli.console import clean
+from scanloom.cli.console import clean, say
 
 MAX_CONFIG_BYTES = 1 << 20
 """A configuration is a page of text."""
@@ -52,6 +52,7 @@ OF_OTHER_TOOLS_IN_RUN = {
     "--model": "name the models in the workflow",
 }
 """What people give `run`, where the workflow has it."""
+_FURTHER_VARIABLES = ("SCANLOOM_CONFIG", "SCANLOOM_KEY", "SCANLOOM_MODELS", "SCANLOOM_OFFLINE")
 # Of a single call: a file must not name another file
 _NOT_IN_FILES = ("config", "help", "version")
 
@@ -87,6 +88,7 @@ def read_defaults(ctx: typer.Context, value: Path | None) -> Path | None:
     """
     if ctx.resilient_parsing:
         return value
+    _warn_of_variables(ctx)
     chosen = {option_key(option): option for option in _options(ctx.command)}
     defaults: Values = {}
     # In this order: a value of `--config` replaces that of the user's own file
@@ -98,6 +100,17 @@ def read_defaults(ctx: typer.Context, value: Path | None) -> Path | None:
                 ctx.meta.setdefault(SOURCES, {})[option.name] = file
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
+
+
+def _warn_of_variables(ctx: typer.Context) -> None:
+    """Name each variable that is nearly one of ours; others may be a site's own."""
+    from difflib import get_close_matches
+
+    options = _options(ctx.find_root().command)
+    known = {*_FURTHER_VARIABLES, *(o.envvar for o in options if isinstance(o.envvar, str))}
+    for name in sorted(name for name in os.environ if name.startswith("SCANLOOM_")):
+        if name not in known and (near := get_close_matches(name, sorted(known), 1, 0.9)):
+            say(f"scanloom: no option has the variable {name}; did you mean {near[0]}?", err=True)
 
 
 def _user_file() -> Path | None:
@@ -128,10 +141,9 @@ def _settings(ctx: typer.Context, file: Path) -> Values:
     everywhere = set().union(*known.values())
     own = {option_key(option) for option in _options(ctx.command) if not _is_shared(option)}
     settings, sections = Values(), dict[str, Values]()
-    for key, value in _document(file).items():
-        name = str(key).replace("-", "_")
+    for key, (name, value) in _named(_document(file), file).items():
         if key in known and isinstance(value, dict):
-            sections[key] = {str(inner).replace("-", "_"): v for inner, v in value.items()}
+            sections[key] = dict(_named(value, file).values())
             if unknown := sorted(sections[key].keys() - known[key]):
                 hint = did_you_mean(unknown[0], sorted(known[key]))
                 raise typer.BadParameter(
@@ -148,6 +160,16 @@ def _settings(ctx: typer.Context, file: Path) -> Values:
                 "(`scanloom COMMAND --help` lists all)"
             )
     return settings | sections.get(_command_name(ctx), {})
+
+
+def _named(document: Values, file: Path) -> dict[str, tuple[str, Any]]:
+    """Return the names of options and their values, by the keys as they are written."""
+    named = {key: (str(key).replace("-", "_"), value) for key, value in document.items()}
+    names = [name for name, _ in named.values()]
+    for name in names:
+        if names.count(name) > 1:
+            raise typer.BadParameter(f"{file}: {name} is given twice")
+    return named
 
 
 def _command_name(ctx: typer.Context) -> str:
@@ -172,21 +194,31 @@ def _document(file: Path) -> Values:
 
     import yaml
 
+    from scanloom.core.pages import duplicate_keys
+
+    document: Any
+    twice: list[str] = []
     try:
         with file.open("rb") as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1).decode("utf-8")
         if len(text) > MAX_CONFIG_BYTES:
             raise typer.BadParameter(f"{file} is too large for a configuration")
-        document = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)
+        if file.suffix == ".toml":
+            document = tomllib.loads(text)
+        else:
+            twice = duplicate_keys(yaml.compose(text, Loader=yaml.SafeLoader))
+            document = yaml.safe_load(text)
     except OSError as exc:
         raise typer.BadParameter(f"{file} can't be read ({type(exc).__name__})") from exc
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
         raise typer.BadParameter(f"{file} is not valid YAML{where}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:  # of TOML, of UTF-8, and a date that is none
         form = "TOML" if file.suffix == ".toml" else "YAML"
         raise typer.BadParameter(f"{file} is not valid {form}") from exc
+    if twice:
+        raise typer.BadParameter(f"{file}: {'; '.join(twice)}")
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -224,6 +256,8 @@ def _text(value: Any) -> str:
 PANEL = "General"
 _PREFIX = "Value error, "
 """Words of pydantic in front of our own."""
+_NO_FLAG = "Input should be a valid boolean"
+"""Its words for the value of a flag in a variable or file."""
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of the program, which its commands inherit."""
 
@@ -359,6 +393,8 @@ def _explained() -> Iterator[None]:
         usage: Any = error
         if isinstance(getattr(usage, "message", None), str):  # click.UsageError, vendored by typer
             usage.message = clean(usage.message.replace(_PREFIX, ""))
+            if usage.message.startswith(_NO_FLAG):
+                usage.message = "expected yes or no"
             _name_source(usage)
             _translate(usage)
         raise

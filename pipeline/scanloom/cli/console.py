@@ -127,7 +127,8 @@ def exit_of_run(result: RunResult, *, strict: bool = False) -> Exit:
 def steady_streams() -> Iterator[None]:
     """Escape characters that the encoding lacks; exit with one line if stdout fails.
 
-    A pipe closed by its reader is not reported as an error.
+    A pipe closed by its reader is not reported as an error. Streams that were closed before the
+    program started are empty.
     """
     _prepare_streams()
     try:
@@ -154,8 +155,13 @@ def stdout_lost() -> bool:
 
 
 def _prepare_streams() -> None:
+    closed = [stream is None for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    for _ in filter(None, closed):
+        # otherwise the next opened files become them: the lowest free numbers are taken first
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115  # for good
     if sys.stdout is None:
-        os.open(os.devnull, os.O_WRONLY)  # otherwise the next opened file becomes stdout
         sys.stdout = _Closed()
     elif sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         encoding, lines = sys.stdout.encoding, sys.stdout.line_buffering
@@ -212,6 +218,8 @@ class _Closed(io.TextIOBase):
 _LINE_ENDS = re.compile(r"([\n\t])")
 _TRAILING = re.compile(r" +(?=\n)")
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
+LEAST_WIDTH = 40
+"""Columns for which tables are made on a narrower terminal, too: it breaks their lines itself."""
 WIDTH = 10_000
 """Columns of a file or a pipe, if COLUMNS does not say another number: no line of a table is broken
 or shortened there, as `grep` and logs need it."""
@@ -259,8 +267,12 @@ def console(*, stderr: bool = False) -> Console:
             self.file.flush()
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDTH
-    return Clean(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    columns = os.environ.get("COLUMNS", "")
+    stated = columns.isdecimal() and int(columns) > 0
+    width = None if stream.isatty() or stated else WIDTH
+    made = Clean(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    made.width = max(made.width, LEAST_WIDTH)
+    return made
 
 
 def fitted(table: Table, width: int) -> Table:
@@ -449,6 +461,7 @@ def error_boundary(manner: OutputMode, *, resumable: bool = False) -> Iterator[N
     keep_memory_private()
     settle_in()
     try:
+        _check_current_folder()
         with _libraries_heard(manner):
             yield
     except ScanError as error:
@@ -467,6 +480,17 @@ def error_boundary(manner: OutputMode, *, resumable: bool = False) -> Iterator[N
 
         internal = ScanError(Reason.INTERNAL, f"unexpected {type(error).__name__}")
         _fail(manner, error, disk_error(error) or internal)
+
+
+def _check_current_folder() -> None:
+    """Refuse a current folder that was removed: MKL ends the process if it can't name it."""
+    from scanloom.core import Reason, ScanError
+
+    try:
+        Path.cwd()
+    except OSError as exc:
+        detail = f"the current folder can't be accessed ({type(exc).__name__}): cd to another one"
+        raise ScanError(Reason.ENVIRONMENT, detail) from exc
 
 
 def _fail(manner: OutputMode, error: Exception, known: ScanError) -> NoReturn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -93,6 +93,11 @@ class Grid:
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         object.__setattr__(self, "affine", affine)
         object.__setattr__(self, "shear_axis", _shear_axis(affine[:3, :3] / lengths))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Support pickling: arrays come back writable."""
+        self.__dict__.update(state)
+        self.affine.flags.writeable = False
 
     @property
     def spacing(self) -> tuple[float, float, float]:

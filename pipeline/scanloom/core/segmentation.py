@@ -163,6 +163,11 @@ class Layer:
         labels.flags.writeable = False
         object.__setattr__(self, "labels", labels)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Support pickling: arrays come back writable."""
+        self.__dict__.update(state)
+        self.labels.flags.writeable = False
+
     def __repr__(self) -> str:
         shape = " x ".join(str(n) for n in self.labels.shape)
         return f"Layer({shape} {self.labels.dtype}: {_listed(self.structures)})"
@@ -400,7 +405,8 @@ class Segmentation:
         Raises
         ------
         ValueError
-            If the grids differ, or the scan is marked as having identifying text burned in.
+            If the name does not end in .png, the grids differ, or the scan is marked as having
+            identifying text burned in.
         OSError
             If the file can't be written.
         """

@@ -70,19 +70,30 @@ class Volume:
     def __post_init__(self) -> None:
         if self.array.shape != self.grid.shape:
             raise ValueError(f"array {self.array.shape} does not fit grid {self.grid.shape}")
-        if self.array.dtype.kind not in "iuf":
-            raise ValueError(f"array must hold numbers, got {self.array.dtype}")
+        if self.array.dtype.kind not in "iuf" or self.array.dtype.itemsize > 8:
+            raise ValueError(f"array must hold numbers of at most 64 bits, got {self.array.dtype}")
         if self.modality is not None and self.modality not in MODALITIES:
             raise ValueError(f"modality must be one of {MODALITIES} or None, got {self.modality}")
         array = np.asfortranarray(self.array).view()
         array.flags.writeable = False
         object.__setattr__(self, "array", array)
-        if array.dtype.kind == "f":  # so that it equals voxels in any precision
-            for name in ("padding", "padding_limit"):
-                value = getattr(self, name)
-                with np.errstate(over="ignore"):  # no voxel equals it
-                    rounded = None if value is None else float(array.dtype.type(value))
-                object.__setattr__(self, name, rounded)
+        for name in ("padding", "padding_limit"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            try:
+                number = float(value)
+            except (TypeError, ValueError, OverflowError):
+                raise ValueError(f"{name} must be a number in the range of float64") from None
+            if array.dtype.kind == "f":  # so that it equals voxels in any precision
+                with np.errstate(over="ignore", under="ignore"):  # no voxel equals it
+                    number = float(array.dtype.type(number))
+            object.__setattr__(self, name, number)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Support pickling: arrays come back writable."""
+        self.__dict__.update(state)
+        self.array.flags.writeable = False
 
     def __repr__(self) -> str:
         sections = (self.modality or "modality unknown", self.grid.summary, str(self.array.dtype))
@@ -122,8 +133,12 @@ class Volume:
         ScanError
             BAD_GEOMETRY if the affine is not that of a stack of slices.
         ValueError
-            If the array has not three dimensions or holds no numbers.
+            If the array has not three dimensions or holds no numbers of at most 64 bits.
+        TypeError
+            If the array is masked: the mask would be lost.
         """
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError("array is masked: give array.filled(value), and the value as padding")
         values = np.asarray(array)
         if values.ndim != 3:
             raise ValueError(f"array must be (I, J, K), got {values.shape}")

@@ -79,7 +79,8 @@ class Model:
     """A model that stays loaded on its device: what `load_model` returns.
 
     In another process, such as a worker of Dask, it is loaded anew: its weights are not sent. If
-    another model has its name or path there, it is refused: MODEL_CHANGED.
+    another model has its name or path there, it is refused: MODEL_CHANGED. A caller's settings of
+    torch, such as the default type and device or autocast, change no label.
 
     Attributes
     ----------

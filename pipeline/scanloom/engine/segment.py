@@ -169,8 +169,9 @@ def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[Plann
     Raises
     ------
     ScanError
-        If the models or the key cannot be used.
+        If the models, the key or the device cannot be used.
     """
+    check_device(options.device)
     file = ResultFile.of(options, paths)
     options = file.requesting(options) if file else options
     request = Request.of(segment_workflow(options))

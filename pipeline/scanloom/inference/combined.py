@@ -26,7 +26,7 @@ from scanloom.core import (
 )
 from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
 from scanloom.core.segmentation import Uncertainty
-from scanloom.inference.device import PlacedModel, deterministic, is_out_of_memory
+from scanloom.inference.device import PlacedModel, is_out_of_memory, own_settings
 from scanloom.inference.geometry import NetworkPlan, part_grid, plan_grid, steps_after
 from scanloom.inference.graph import GraphRun, made_after
 from scanloom.inference.predictor import TorchPredictor
@@ -161,6 +161,7 @@ class PaintedPredictor(PlacedModel):
         """The libraries that run its networks, and the reasons."""
         return all_engines([part.engine for part in self.parts])
 
+    @own_settings()
     def predict(
         self,
         volume: Volume,
@@ -218,12 +219,7 @@ class PaintedPredictor(PlacedModel):
         """Return the scan as its parts see it."""
         card = replace(self.card, after=steps_after(plan, self.card))
         grid, scan = part_grid(plan, card), ModelInput(tuple(volumes))
-        with (
-            clock.device_turn(),
-            clock.step("resample"),
-            deterministic(),
-            torch.inference_mode(),
-        ):
+        with clock.device_turn(), clock.step("resample"), torch.inference_mode():
             for device in dict.fromkeys((self.device.device, torch.device("cpu"))):
                 try:
                     image = network_image(scan, plan, card, (device, SLAB_BYTES)).image.cpu()

@@ -12,8 +12,9 @@ import logging
 import math
 import os
 import re
+import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,8 @@ VALUES_PER_VOXEL = 256
 CONTEXT_BYTES = 768 * 1024**2
 """Memory of a GPU that CUDA and its libraries take in each process; torch does not count it."""
 
+_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices for which a caller may have turned autocast on."""
 _MADV_DONTNEED = 4
 """Advice of Linux's madvise: pages are dropped, and read from their file if used again."""
 
@@ -296,18 +299,66 @@ def device_memory(device: torch.device) -> int:
     return int(total * torch.cuda.get_per_process_memory_fraction(device))
 
 
+_settings_lock = threading.Lock()
+_settings_users = 0
+_callers_settings = ExitStack()
+
+
 @contextmanager
-def deterministic() -> Iterator[None]:
-    """Make torch deterministic within the block, with float32 not rounded to TF32."""
-    before = torch.get_float32_matmul_precision()
-    cudnn = torch.backends.cudnn
-    # Benchmarking would choose kernels by a stopwatch: other bits at each start
-    with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        torch.set_float32_matmul_precision("highest")
-        try:
+def own_settings() -> Iterator[None]:
+    """Run torch with our settings within the block, whatever a caller's are.
+
+    Deterministic, float32 not rounded to TF32, new tensors in float32 on the CPU, no autocast.
+    """
+    global _settings_users  # the settings are the process's: the last of several threads restores
+    with _settings_lock:
+        if not _settings_users:
+            _set_for_process(_callers_settings)
+        _settings_users += 1
+    try:
+        with ExitStack() as thread:
+            if torch.get_default_device().type != "cpu":
+                thread.enter_context(torch.device("cpu"))
+            for kind in filter(torch.is_autocast_enabled, _AUTOCAST):
+                thread.enter_context(torch.autocast(kind, enabled=False))
             yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+    finally:
+        with _settings_lock:
+            _settings_users -= 1
+            if not _settings_users:
+                _callers_settings.close()
+
+
+def _set_for_process(stack: ExitStack) -> None:
+    """Change the settings that hold for all threads, until the stack is closed."""
+    backends: Any = torch.backends  # whose types lack what torch adds to them
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    # Benchmarking would choose kernels by a stopwatch: other bits at each start
+    for name, value in (("enabled", True), ("benchmark", False), ("deterministic", True)):
+        _set(stack, cudnn, name, value)
+    try:
+        precision, allowed = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # the caller set `fp32_precision`, beside which torch forbids these
+        for backend in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, mkldnn.matmul):
+            _set(stack, backend, "fp32_precision", "ieee")
+    else:
+        stack.callback(torch.set_float32_matmul_precision, precision)
+        torch.set_float32_matmul_precision("highest")
+        stack.callback(setattr, cudnn, "allow_tf32", allowed)
+        cudnn.allow_tf32 = False
+    if getattr(getattr(mkldnn, "conv", None), "fp32_precision", "none") != "none":
+        _set(stack, mkldnn.conv, "fp32_precision", "ieee")
+    if torch.get_default_dtype() is not torch.float32:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+
+
+def _set(stack: ExitStack, owner: object, name: str, value: object) -> None:
+    """Change an attribute until the stack is closed."""
+    before = getattr(owner, name)
+    if before != value:
+        stack.callback(setattr, owner, name, before)
+        setattr(owner, name, value)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -35,9 +35,9 @@ from scanloom.inference.device import (
     choose_batch,
     choose_device,
     choose_precision,
-    deterministic,
     dtype_name,
     is_out_of_memory,
+    own_settings,
     return_free_memory,
     share_memory,
 )
@@ -123,6 +123,7 @@ class TorchPredictor(PlacedModel):
         MODEL_UNSUPPORTED if this version does not support the card.
     """
 
+    @own_settings()
     def __init__(
         self,
         card: ModelCard,
@@ -172,6 +173,7 @@ class TorchPredictor(PlacedModel):
             rounded = card.window.sums == "float16"
             choose_backend(card.decision, card.n_outputs, self.device.device, rounded=rounded)
 
+    @own_settings()
     def predict(
         self,
         volume: Volume,
@@ -225,7 +227,7 @@ class TorchPredictor(PlacedModel):
             if self.device.device.type == "cuda" and not kept:
                 scan = scan.stage(plan.lead)  # while another scan has the device
             task = Task(scan, plan, clock, shared, uncertainty)
-        with clock.device_turn(), deterministic(), torch.inference_mode():
+        with clock.device_turn(), torch.inference_mode():
             prediction = self._predict_without_overflow(task)
         with clock.step("clean"):
             shape = volume.grid.shape

@@ -144,6 +144,8 @@ def to_metatensor(array: NDArray[Any], grid: Grid) -> MetaTensor:
 def from_metatensor(tensor: MetaTensor) -> tuple[NDArray[Any], Grid]:
     """Return the values (I, J, K) of a tensor (1, I, J, K) or (I, J, K), and its grid.
 
+    bfloat16, which NumPy lacks, becomes float32.
+
     Raises
     ------
     ValueError
@@ -151,11 +153,13 @@ def from_metatensor(tensor: MetaTensor) -> tuple[NDArray[Any], Grid]:
     ScanError
         BAD_GEOMETRY if the affine is not that of a stack of slices.
     """
+    import torch
     from monai.data import MetaTensor
     from monai.utils import MetaKeys, SpaceKeys
 
     check_type(tensor, MetaTensor, f"from_metatensor takes a MetaTensor{_FOR_FILES}")
-    array = tensor.detach().cpu().as_tensor().numpy()
+    values = tensor.detach().cpu().as_tensor()
+    array = (values.float() if values.dtype is torch.bfloat16 else values).numpy()
     if array.ndim == 4 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 3:

@@ -30,6 +30,8 @@ def preview(segmentation: Segmentation, volume: Volume, path: Path) -> None:
     """Draw the preview of a scan with its structures."""
     from scanloom.review.preview.page import draw_preview
 
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"the file must end in .png, got {path.name!r}")
     _check_scan(segmentation, volume)
     flags = _flags(segmentation, volume)
     draw_preview(volume, [segmentation], measure(segmentation, volume), flags, path)

@@ -343,13 +343,21 @@ def resolve_shares(shares: Sequence[Share], known: Sequence[Name]) -> dict[Name,
     Raises
     ------
     WorkflowError
-        If a name is unknown or ambiguous, or a structure has two wholes.
+        If a name is unknown or ambiguous, a structure has two wholes, a whole has one twice, or
+        nothing is left to be measured.
     """
     wholes: dict[Name, tuple[Name, ...]] = {}
     for n, share in enumerate(shares):
         whole = _resolve_all(("shares", n, "of"), share.of, known)
+        for member in whole:
+            if whole.count(member) > 1:
+                problem = f"{'/'.join(member)} is named twice"
+                raise WorkflowError(("shares", n, "of"), problem)
         members = _resolve_all(("shares", n, "structures"), share.structures, known)
-        for member in members or [name for name in known if name not in whole]:
+        members = members or tuple(name for name in known if name not in whole)
+        if not members:
+            raise WorkflowError(("shares", n), "no structure is left whose share is measured")
+        for member in members:
             if member in wholes:
                 problem = f"{'/'.join(member)} is measured as a share twice"
                 raise WorkflowError(("shares", n), problem)

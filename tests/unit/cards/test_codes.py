@@ -130,6 +130,16 @@ def test_unknown_names_claim_nothing(name: str) -> None:
     assert coded.laterality == (LEFT if name.startswith("left-") else None)
 
 
+@pytest.mark.parametrize("name", ["L 5", "l_5", "L 4 - L 5", "Disc L 4 L 5", "spinal canal L-3"])
+def test_levels_of_the_spine_are_on_no_side(name: str) -> None:
+    assert coding(name).laterality is None
+
+
+@pytest.mark.parametrize("name", ["Rib L 5", "Kidney_L 1", "level L 3"])
+def test_a_letter_before_a_number_is_else_a_side(name: str) -> None:
+    assert coding(name).laterality == LEFT
+
+
 def test_colours_can_be_told_apart() -> None:
     """No two of 120 are equal, and neighbours are far from each other."""
     rgb = np.array([color(n) for n in range(1, 121)], dtype=float)

@@ -103,6 +103,13 @@ def test_a_value_of_a_default_is_unset_by_no(
         ("precision: double\n", "options.yaml"),
         ("- cpu\n", "must hold keys and values"),
         ("a: [\n", "not valid YAML (line 2)"),
+        ("device: 2020-13-45\n", "not valid YAML"),
+        ("device: cpu\nalso: image\ndevice: cuda\n", "line 3: device is given twice"),
+        ("segment: {device: cpu}\nsegment: {also: image}\n", "line 2: segment is given twice"),
+        ("segment: {device: cpu, device: cuda}\n", "line 1: device is given twice"),
+        ("remove-small: 3\nremove_small: 5\n", "remove_small is given twice"),
+        ("segment: {remove-small: 3, remove_small: 5}\n", "remove_small is given twice"),
+        ("strict: maybe\n", "expected yes or no"),
     ],
 )
 def test_a_wrong_file_is_refused(
@@ -126,6 +133,18 @@ def test_a_wrong_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     assert ended.code == 2
     assert "SCANLOOM_PRECISION" in ended.err
+
+
+def test_a_variable_that_is_nearly_one_of_ours_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANLOOM_DEVIC", "cuda")
+    monkeypatch.setenv("SCANLOOM_OFFLINE", "1")
+    monkeypatch.setenv("SCANLOOM_SITE_FOLDER", "/data")
+    monkeypatch.setenv("SCANLOOM_DATASET_MODEL", "ct_tissue")
+    ended = scanloom("models", "show", "ct_tissue")
+
+    assert ended.code == 0
+    told = "scanloom: no option has the variable SCANLOOM_DEVIC; did you mean SCANLOOM_DEVICE?\n"
+    assert ended.err == told
 
 
 def test_two_files_of_the_user_are_refused(no_defaults_of_the_user: Path, tmp_path: Path) -> None:

@@ -93,6 +93,17 @@ def test_a_word_longer_than_the_screen_is_broken_and_not_cut(
     assert "".join(line[8:] for line in lines) == "0123456789" * 6
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "10", "-5", "abc"])
+def test_no_width_hides_a_cell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("model", "ct_tissue")
+    monkeypatch.setenv("COLUMNS", columns)
+    console().print(table)
+    assert capsys.readouterr().out == "model  ct_tissue\n"
+
+
 def test_json_has_the_same_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     ended_by(ScanError(Reason.DISK_FULL, "no space"), OutputMode(json=True))
 

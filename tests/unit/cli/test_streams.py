@@ -34,6 +34,38 @@ def test_a_stdout_that_cannot_be_written_is_74_and_one_line(command: str, stdout
     assert b"can't be written to stdout" in output
 
 
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_become_no_other_file(closed: str, tmp_path: Path) -> None:
+    """As a service may start it: else the next opened file is what a library prints to."""
+    code, _ = ended(f"scanloom segment {tmp_path} -m total_fast {closed}")
+    lines = (
+        "import os, subprocess, sys",
+        "from scanloom.cli.console import steady_streams",
+        "with steady_streams():",
+        "    assert os.open('.', os.O_RDONLY) > 2",
+        "    assert not sys.stdin.isatty()",
+        "    subprocess.run([sys.executable, '-c', 'import os; os.fstat(0)'], check=True)",
+    )
+    (tmp_path / "opens.py").write_text("\n".join(lines))
+    opened = subprocess.run(
+        f"{sys.executable} opens.py {closed}", shell=True, cwd=tmp_path, check=False
+    )
+
+    assert code == 65
+    assert opened.returncode == 0
+
+
+def test_a_current_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code, output = ended(f"rmdir {gone}; scanloom models show ct_tissue --json", folder=gone)
+
+    assert code == 1
+    error = json.loads(output)["error"]
+    assert error["code"] == "ENVIRONMENT"
+    assert "current folder" in error["detail"]
+
+
 def test_a_closed_pipe_is_no_error_message() -> None:
     _, output = ended("(sleep 1; scanloom models list --json) | true")
 

@@ -185,7 +185,10 @@ def test_a_grid_keeps_a_copy_of_its_own():
     assert grid.affine[0, 3] == 0
     with pytest.raises(ValueError, match="read-only"):
         grid.affine[0, 3] = 1
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(grid)).affine, grid.affine)
+    copied = pickle.loads(pickle.dumps(grid))
+    np.testing.assert_array_equal(copied.affine, grid.affine)
+    with pytest.raises(ValueError, match="read-only"):
+        copied.affine[0, 3] = 1
 
 
 def test_grids_match_when_every_voxel_does():

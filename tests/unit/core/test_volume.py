@@ -47,6 +47,7 @@ def test_numbers_of_any_modality_are_fine(dtype, modality):
         (np.zeros((4, 3)), "CT", "does not fit grid"),
         (np.zeros((4, 3, 2), bool), "CT", "must hold numbers"),
         (np.zeros((4, 3, 2), complex), "CT", "must hold numbers"),
+        (np.zeros((4, 3, 2), np.longdouble), "CT", "at most 64 bits"),
         (np.zeros((4, 3, 2)), "XA", "modality must be one of"),
         (np.zeros((4, 3, 2)), "", "modality must be one of"),
     ],
@@ -55,6 +56,20 @@ def test_what_is_no_volume_can_not_be_made(array, modality, says):
     """Shape, numbers and modality are checked once, when it is made."""
     with pytest.raises(ValueError, match=says):
         Volume(array, GRID, "HU", modality)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+@pytest.mark.parametrize("name", ["padding", "padding_limit"])
+@pytest.mark.parametrize("value", [10**400, "air", [-1024]], ids=["huge", "text", "list"])
+def test_padding_that_is_no_number_is_refused(dtype, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a number"):
+        Volume(np.zeros((4, 3, 2), dtype), GRID, "HU", "CT", **{name: value})
+
+
+def test_a_masked_array_is_refused():
+    """Its mask would be lost without a word."""
+    with pytest.raises(TypeError, match="masked"):
+        Volume.from_array(np.ma.masked_less(np.ones((4, 3, 2)), 0), GRID.affine)
 
 
 def test_padding_equals_its_voxels_in_any_precision():

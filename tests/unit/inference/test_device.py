@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ from scanloom.inference.device import (
     choose_batch,
     choose_device,
     choose_precision,
-    deterministic,
     device_count,
     is_out_of_memory,
+    own_settings,
     set_thread_count,
 )
 
@@ -173,12 +175,71 @@ def test_settings_are_put_back() -> None:
     cudnn = torch.backends.cudnn
     before = (cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision())
 
-    with deterministic():
+    with own_settings():
         assert cudnn.deterministic
         assert not cudnn.benchmark
         assert torch.get_float32_matmul_precision() == "highest"
 
     assert before == (cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision())
+
+
+_PRECISION = """
+import sys, torch
+from scanloom.inference.device import own_settings
+backends = torch.backends
+path, value = sys.argv[1:]
+*parts, name = path.split(".")
+owner = backends
+for part in parts:
+    owner = getattr(owner, part)
+setattr(owner, name, value)
+places = (backends.cudnn.conv, backends.cuda.matmul, backends.mkldnn.conv, backends.mkldnn.matmul)
+before = [place.fp32_precision for place in places]
+with own_settings():
+    during = {place.fp32_precision for place in places}
+    torch.nn.functional.conv3d(torch.ones(1, 1, 3, 3, 3), torch.ones(1, 1, 3, 3, 3))
+assert during <= {"ieee", "none"}, during
+if path != "mkldnn.conv.fp32_precision":
+    after = [place.fp32_precision for place in places]
+    assert after == before, (before, after)
+assert owner.fp32_precision == value
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="torch before 2.9 has no such setting"
+)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("fp32_precision", "tf32"),
+        ("fp32_precision", "ieee"),
+        ("cuda.matmul.fp32_precision", "tf32"),
+        ("mkldnn.conv.fp32_precision", "bf16"),
+        ("mkldnn.fp32_precision", "bf16"),
+    ],
+)
+def test_precisions_that_a_caller_set_by_backend_are_set_aside(path: str, value: str) -> None:
+    """torch forbids its older functions beside them. In a process of its own: they stay."""
+    subprocess.run([sys.executable, "-c", _PRECISION, path, value], check=True)
+
+
+def test_settings_stay_until_the_last_of_several_threads_ends() -> None:
+    """Another thread, whose scan takes longer, still calculates as it began."""
+    torch.set_float32_matmul_precision("medium")
+    try:
+        first, second = own_settings(), own_settings()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        during = (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
+        second.__exit__(None, None, None)
+        after = (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+    assert during == ("highest", True)
+    assert after == ("medium", False)
 
 
 def test_a_cpu_without_memory_is_understood() -> None:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,39 @@ def test_settings_of_torch_stay_as_they_were(card: ModelCard) -> None:
 
     assert before == (torch.is_grad_enabled(), torch.backends.cudnn.deterministic)
     assert isinstance(card.decision, Argmax)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        partial(default_dtype, torch.bfloat16),
+        partial(default_dtype, torch.float64),
+        partial(torch.device, "meta"),
+        partial(torch.autocast, "cpu", torch.bfloat16),
+    ],
+    ids=["bfloat16", "float64", "meta", "autocast"],
+)
+def test_settings_of_a_caller_change_no_label(card: ModelCard, settings: Any) -> None:
+    """Such as those of a notebook with a language model in half precision."""
+    volume, compute = scan((64, 60, 40)), ComputeOptions(precision="float32", engine="torch")
+    expected = TorchPredictor(card, compute).predict(volume, uncertainty=True)
+
+    with settings():
+        found = TorchPredictor(card, compute).predict(volume, uncertainty=True)
+
+    np.testing.assert_array_equal(found.layers[0].labels, expected.layers[0].labels)
+    assert found.uncertainty is not None
+    assert expected.uncertainty is not None
+    np.testing.assert_array_equal(found.uncertainty.entropy, expected.uncertainty.entropy)
 
 
 def test_windows_of_air_are_passed_over_where_the_card_allows_it(

@@ -119,6 +119,12 @@ def test_other_byte_orders_and_half_floats() -> None:
     assert half.to_torch().dtype is torch.float16
 
 
+def test_bfloat16_of_torch_becomes_float32() -> None:
+    volume = make_volume("flipped", np.float32)
+    half = volume.to_metatensor().to(torch.bfloat16)
+    assert_equal(volume, Volume.from_metatensor(half, modality="CT"), np.float32)
+
+
 def test_lps_of_monai_and_micrometres_of_nifti_are_converted() -> None:
     volume = make_volume("oblique")
     lps = np.diag((-1.0, -1.0, 1.0, 1.0)) @ volume.grid.affine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import nibabel as nib
@@ -73,6 +74,20 @@ def test_measurements_are_those_of_the_scan(volume: Volume, segmented: Segmentat
     assert liver.volume_ml == pytest.approx(1.8)
     assert (liver.mean, spleen.voxels) == (60.0, 0)
     assert Flag.MODALITY_UNKNOWN in liver.flags
+
+
+def test_copies_in_another_process_are_read_only(volume: Volume, segmented: Segmentation) -> None:
+    for array in (
+        pickle.loads(pickle.dumps(volume)).array,
+        pickle.loads(pickle.dumps(segmented)).layers[0].labels,
+    ):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0, 0] = 1
+
+
+def test_a_preview_is_a_png(volume: Volume, segmented: Segmentation, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must end in \.png"):
+        segmented.preview(volume, tmp_path / "preview.jpg")
 
 
 def test_a_preview_is_a_picture(volume: Volume, segmented: Segmentation, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from scanloom.core import (
     is_slug,
     parse_bytes,
 )
+from scanloom.core.pages import duplicate_keys
 from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import DEVICES, EXTRAS, FeatureFamily, Modality, Radiomics, take
@@ -154,68 +155,59 @@ _EXPECTED = (
 
 P = TypeVar("P", bound=Page)
 
-_MOST_NODES = 1_000_000
-"""Keys and values of a page, aliases in full: a few lines of nested aliases stand for billions."""
 
+def explain_errors(
+    model: type[BaseModel], root: yaml.Node | None, document: object, errors: ValidationError
+) -> list[str]:
+    """Return a message for each mistake: line, key, expected value, and the nearest valid word.
 
-def duplicate_keys(node: yaml.Node | None) -> list[str]:
-    """Return a message for each duplicate key: YAML would silently take the last one.
-
-    Raises
-    ------
-    RecursionError
-        If the page never ends, or not soon, with its aliases in full.
+    `root` is the YAML of the `document`; None without a file. What is expected of a key that takes
+    several kinds of values is told in one message.
     """
-    messages: list[tuple[int, str]] = []
-    waiting, count = [node], 0
-    while waiting:
-        node = waiting.pop()
-        count += 1
-        if count > _MOST_NODES:
-            raise RecursionError
-        if isinstance(node, yaml.SequenceNode):
-            waiting += reversed(node.value)
-        elif isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if key.value in seen:
-                    messages.append((key.start_mark.line + 1, key.value))
-                seen.add(key.value)
-            waiting += [value for _, value in reversed(node.value)]
-    return [f"line {line}: {key} is given twice" for line, key in sorted(set(messages))]
+    told: dict[str, list[str]] = {}
+    for error in errors.errors():
+        where, what = _explain(model, root, document, dict(error))
+        told.setdefault(where, []).append(what)
+    messages = []
+    for where, each in told.items():
+        near = [what for what in each if what.startswith(": did you mean")]
+        texts = list(dict.fromkeys(near or each))
+        if all(text.startswith(_EXPECTS) for text in texts):
+            texts = [_EXPECTS + " or ".join(text.removeprefix(_EXPECTS) for text in texts)]
+        messages += [where + text for text in texts]
+    return messages
 
 
-def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, Any]) -> str:
-    """Return a message with line, key, expected value, and the nearest valid word.
+_EXPECTS = ": expected "
 
-    `error` is one of pydantic's errors, `root` that of the file's YAML; None without a file.
-    """
+
+def _explain(
+    model: type[BaseModel], root: yaml.Node | None, document: object, error: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return where one of pydantic's errors is, and what it says."""
     loc = tuple(error["loc"])
-    is_unknown = error["type"] in ("extra_forbidden", "unexpected_keyword_argument")
-    names = [str(entry) for entry in loc if isinstance(entry, str) and _is_key(entry)]
-    if is_unknown and not _is_key(loc[-1]):  # the user's word, whatever it looks like
-        names.append(loc[-1])
+    names = _names(document, error)
     key = ".".join(names) or "the page"
     where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(model, names[:-1])
-    if is_unknown and section is not None:
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument") and section is not None:
         known = sorted(_keys(section))
-        return f"{where} is not a key here; {did_you_mean(names[-1], known)}"
+        return where, f" is not a key here; {did_you_mean(names[-1], known)}"
     field = _field(model, names)
     length = _length(field.annotation if field else None)
     if length and error["type"] in ("tuple_type", "too_long", "missing"):
-        return f"{where}: expected a list of {length}"
+        return where, f": expected a list of {length}"
     if error["type"] == "missing":
-        return f"{where} is missing"
+        return where, " is missing"
     allowed = _choices(field.annotation if field else None)
     value = error.get("input")
     if error["type"] == "tuple_type" and _section(model, names) is not None:
-        return f"{where}: expected a list: a - before the keys of each entry"
+        return where, ": expected a list: a - before the keys of each entry"
     if allowed and error["type"] == "tuple_type":
-        return f"{where}: expected one or several of {', '.join(allowed)}"
-    if allowed and isinstance(value, str):
-        return f"{where}: {did_you_mean(value, allowed)}"
-    return f"{where}: expected {_expected(error, field)}"
+        return where, f": expected one or several of {', '.join(allowed)}"
+    if error["type"] == "literal_error" and allowed and isinstance(value, str):
+        return where, f": {did_you_mean(value, allowed)}"
+    return where, f": expected {_expected(error, field)}"
 
 
 def _expected(error: Mapping[str, Any], field: FieldInfo | None) -> str:
@@ -232,11 +224,17 @@ def _expected(error: Mapping[str, Any], field: FieldInfo | None) -> str:
     return f"{expected[:1].lower()}{expected[1:]}".removeprefix("input should be ")
 
 
-def _is_key(name: str) -> bool:
-    """Return whether an entry of pydantic's location is a key, not the name of a validator."""
-    if name in ("int", "float", "str", "tuple") or "[" in name:
-        return False
-    return not name.startswith(("function-", "constrained-"))
+def _names(document: object, error: Mapping[str, Any]) -> list[str]:
+    """Return the keys of an error's location; names of pydantic's validators are none."""
+    names, value = [], document
+    for entry in error["loc"]:
+        if isinstance(value, Mapping):
+            if entry in value or error["type"] == "missing":
+                names.append(str(entry))
+            value = value.get(entry)
+        elif isinstance(value, list | tuple) and isinstance(entry, int) and entry < len(value):
+            value = value[entry]
+    return names
 
 
 def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
@@ -245,7 +243,7 @@ def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
     for key_or_index in loc:
         if isinstance(node, yaml.MappingNode):
             pairs = {key.value: (key, value) for key, value in node.value}
-            if key_or_index not in pairs:
+            if str(key_or_index) not in pairs:
                 break
             key, node = pairs[str(key_or_index)]
             line = key.start_mark.line + 1
@@ -598,7 +596,7 @@ def make_workflow(**sections: object) -> Workflow:
     try:
         return Workflow.model_validate(sections)
     except ValidationError as exc:
-        mistakes = [explain_error(Workflow, None, dict(error)) for error in exc.errors()]
+        mistakes = explain_errors(Workflow, None, sections, exc)
         raise ScanError(Reason.WORKFLOW, "; ".join(mistakes)) from None
 
 
@@ -660,7 +658,7 @@ def parse_page(text: bytes | str, model: type[P], reason: Reason) -> P:
     try:
         page = model.model_validate(document)
     except ValidationError as exc:
-        mistakes += [explain_error(model, node, dict(error)) for error in exc.errors()]
+        mistakes += explain_errors(model, node, document, exc)
         raise ScanError(reason, "; ".join(mistakes)) from None
     if mistakes:
         raise ScanError(reason, "; ".join(mistakes))

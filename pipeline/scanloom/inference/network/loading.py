@@ -25,10 +25,10 @@ from scanloom.core import Reason, ScanError, read_error
 from scanloom.inference.device import (
     all_finite,
     cudnn_version,
-    deterministic,
     device_memory,
     dtype_name,
     is_out_of_memory,
+    own_settings,
 )
 from scanloom.inference.engines.cache import (
     device_model,
@@ -363,7 +363,7 @@ def half_error(
     window = functional.interpolate(coarse, size, mode="trilinear")
     window += 0.2 * torch.randn(window.shape, generator=source)  # normalised intensities, roughly
     exact = load_network(card, torch.float32).network.to(device)
-    with deterministic(), torch.inference_mode():
+    with own_settings(), torch.inference_mode():
         expected = exact(window.to(device)).to(torch.float32)
         scores = loaded.network.to(device)(window.to(device, loaded.takes)).to(torch.float32)
         if not bool(torch.isfinite(scores).all()):

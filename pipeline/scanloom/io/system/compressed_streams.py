@@ -6,7 +6,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -61,12 +61,25 @@ def open_decompressed(
     if packing == "gzip":
         from isal import igzip_threaded
 
-        with igzip_threaded.open(file, "rb", threads=1, block_size=_CHUNK_BYTES) as stream:
-            yield cast(BinaryIO, stream)
+        start = file.tell()
+        try:
+            with igzip_threaded.open(file, "rb", threads=1, block_size=_CHUNK_BYTES) as stream:
+                yield cast(BinaryIO, stream)
+        except EOFError:
+            file.seek(start)
+            _check_what_follows(file)
+            raise
     else:
         raw = _Zstd(file) if packing == "zstd" else _Decompressed(file, packing, length)
         with io.BufferedReader(raw, _CHUNK_BYTES) as stream:
             yield cast(BinaryIO, stream)
+
+
+def _check_what_follows(file: BinaryIO) -> None:
+    """Raise OSError if other data follow gzip streams; igzip takes a few bytes for a cut header."""
+    with suppress(EOFError), io.BufferedReader(_Decompressed(file, "gzip", None)) as stream:
+        while stream.read(_CHUNK_BYTES):
+            pass
 
 
 def decompressed_start(path: Path, size: int) -> bytes:
@@ -95,11 +108,14 @@ def _decompressor(packing: Compression) -> Any:
         return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_DICTIONARY_BYTES)
     from isal import igzip_lib
 
-    return igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_ZLIB)
+    is_gzip = packing == "gzip"
+    return igzip_lib.IgzipDecompressor(
+        flag=igzip_lib.DECOMP_GZIP if is_gzip else igzip_lib.DECOMP_ZLIB
+    )
 
 
 class _Decompressed(io.RawIOBase):
-    """One zlib stream, or concatenated bzip2 or xz streams, with a memory limit for xz."""
+    """One zlib stream, or concatenated gzip, bzip2 or xz streams, with a memory limit for xz."""
 
     def __init__(self, file: BinaryIO, packing: Compression, length: int | None) -> None:
         self._file, self._packing, self._remaining = file, packing, length
@@ -122,15 +138,24 @@ class _Decompressed(io.RawIOBase):
         return 0
 
     def _next_stream(self) -> bool:
-        """Start the next stream, if any; zeros between xz streams pad to four bytes."""
+        """Start the next stream, if any; zeros may pad gzip and xz streams.
+
+        Raises
+        ------
+        OSError
+            If other data follow.
+        """
         if self._packing == "zlib":
             return False
-        unused = self._state.unused_data
-        unused = unused.lstrip(b"\0") if self._packing == "xz" else unused
-        while not unused and (chunk := self._read_chunk()):
-            unused = chunk.lstrip(b"\0") if self._packing == "xz" else chunk
+        padding = b"" if self._packing == "bzip2" else b"\0"
+        magic = next(magic for magic, kind in _MAGIC.items() if kind == self._packing)
+        unused = self._state.unused_data.lstrip(padding)
+        while len(unused) < len(magic) and (chunk := self._read_chunk()):
+            unused = (unused + chunk).lstrip(padding)
         if not unused:
             return False
+        if unused[: len(magic)] != magic[: len(unused)]:
+            raise OSError(f"other data follow a {self._packing} stream")
         self._state, self._buffered = _decompressor(self._packing), unused
         return True
 

@@ -169,6 +169,16 @@ def test_a_dry_run_refuses_as_the_run_does(study: Path, mr: Path, tiny_model: Pa
     assert scanloom("segment", study, mr, "-m", tiny_model, "-n", "--strict").code == 1
 
 
+def test_a_dry_run_refuses_a_device_that_is_not_there(
+    study: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANLOOM_DEVICE", "cuda:99")
+    refused = scanloom("segment", study, "-m", tiny_model, "--dry-run")
+    assert (refused.code, refused.out) == (65, "")
+    assert "(DEVICE_UNAVAILABLE)" in refused.err
+    assert scanloom("segment", study, "-m", tiny_model, "--dry-run", "--no-device").code == 0
+
+
 def test_the_only_model_that_fits_is_the_default(
     study: Path, mr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,16 @@ def refused(path: Path, text: str) -> ScanError:
             "line 7: shares: ct_tissue/fat is measured as a share twice",
         ),
         (
+            "shares:\n  - of: [bone, lung, ct_tissue/bone]\n",
+            "line 6: shares.of: ct_tissue/bone is named twice",
+        ),
+        (
+            "unite: { u: { priority: [{ model: ct_tissue, structures: bone }, "
+            "{ model: hippocampus_mr, structures: hippocampus_anterior }] } }\n"
+            "shares:\n  - { of: [bone, hippocampus_anterior] }\n",
+            "line 7: shares: no structure is left whose share is measured",
+        ),
+        (
             "asymmetries:\n  - left: bone\n    right: lungs\n",
             "line 7: asymmetries.right: did you mean lung?",
         ),

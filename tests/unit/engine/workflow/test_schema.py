@@ -94,6 +94,25 @@ def test_a_workflow_is_frozen() -> None:
         ("name: a\nmodels: &a {b: *a}\n", "an alias contains itself"),
         (SMALL + "select: {kernel: '('}\n", "line 3: select.kernel: expected a regular expression"),
         (SMALL + "execution: {workers: 0}\n", "execution.workers: expected greater than or equal"),
+        (
+            SMALL + "execution: {workers: many}\n",
+            "line 3: execution.workers: expected a whole number or one of auto",
+        ),
+        (
+            SMALL + "outputs: {structures: [1, 2]}\n",
+            "outputs.structures: expected text, in quotes where YAML sees yes, no or a number",
+        ),
+        (
+            SMALL + "channels:\n  int: {modalty: MR}\n",
+            "line 4: channels.int.modalty is not a key here; did you mean modality?",
+        ),
+        (
+            SMALL + "channels:\n  T1[gd]:\n    modality: mr\n",
+            "line 5: channels.T1[gd].modality: did you mean MR?",
+        ),
+        (SMALL + "channels:\n  1: {}\n", "line 4: channels.1: expected text, in quotes"),
+        (SMALL + "results: {float: {side: left}}\n", "results.float.model is missing"),
+        (SMALL + "crop_by: {tuple: {model: a, margin_mm: -1}}\n", "crop_by.tuple.margin_mm: expec"),
         (SMALL + "execution: {time_limit: 3 parsecs}\n", "one of the units s, min, h"),
         (SMALL + "execution: {precision: halff}\n", "did you mean half?"),
         (SMALL + "select: {min_spacing: 3, max_spacing: 1}\n", "max_spacing at least as large"),
@@ -140,6 +159,7 @@ def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
 
     assert caught.value.reason is Reason.WORKFLOW
     assert message in caught.value.detail
+    assert caught.value.detail.count(message) == 1
 
 
 def test_several_mistakes_are_told_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import shutil
 import zlib
@@ -108,6 +109,21 @@ def test_damage_and_what_follows_are_refused(tmp_path: Path, suffix: str) -> Non
     assert code_of(path) == "TRUNCATED"
     path.write_bytes(data + b"no stream" * 9)
     assert code_of(path) == "DAMAGED"
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("more", [b"x", b"\n", b"no stream", bytes(8) + b"ab"])
+def test_a_few_bytes_behind_a_stream_are_damage(tmp_path: Path, suffix: str, more: bytes) -> None:
+    """Nothing is missing; a second stream that is cut is."""
+    pack = gzip.compress if suffix == ".gz" else PACKERS[suffix]
+    data = pack(write_nifti(tmp_path / "a.nii").read_bytes())
+    path = tmp_path / f"a.nii{suffix}"
+    path.write_bytes(data + more)
+    assert code_of(path) == "DAMAGED"
+    path.write_bytes(data + data[:2])
+    assert code_of(path) == "TRUNCATED"
+    path.write_bytes(data[:-1])
+    assert code_of(path) == "TRUNCATED"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
