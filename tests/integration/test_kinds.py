@@ -95,6 +95,32 @@ def test_several_volumes_in_a_series_are_refused_until_one_is_selected(tmp_path,
     assert code_of(tmp_path, phase=len(kind.balls)) == "PHASES"
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("by EchoTime", "(0: EchoTime 4.6; 1: EchoTime 12)"),
+        ("by InstanceNumber", "(0: InstanceNumber 1 to 20; 1: InstanceNumber 101 to 120)"),
+        ("by ImageType", "(0: ImageType M; 1: ImageType P)"),
+        ("two stacks", "(0: axial 40 x 36; 1: coronal 40 x 36)"),
+        ("enhanced, two b-values", "(0: DiffusionBValue 0; 1: DiffusionBValue 1000)"),
+        ("times and echoes", "1: TemporalPositionIdentifier 1, EchoTime 30; "),
+        ("time point missing in one phase", "(0: TemporalPositionIdentifier none; 1: "),
+        ("by SeriesDescription, numbers in any order", ""),  # free text
+        ("by AcquisitionTime", ""),
+    ],
+)
+def test_volumes_to_choose_from_are_told_apart(tmp_path, name, values):
+    """By numbers, words of lists and planes, since free text and times may name the patient."""
+    CHOSEN[name].make(tmp_path)
+    with pytest.raises(ScanError) as caught:
+        scanloom.load_volume(tmp_path)
+    detail = caught.value.detail
+    assert values in detail
+    assert bool(values) == ("(0: " in detail)
+    with pytest.raises(ScanError, match="there is no volume 9: "):
+        scanloom.load_volume(tmp_path, phase=9)
+
+
 @pytest.mark.parametrize("name", ["enhanced, nothing shared", "mosaic"])
 @pytest.mark.parametrize("damage", [b"\xff", b"\xff\xff\xff\xff", b"\0\0\0\0"])
 def test_damaged_headers_cause_no_internal_error(tmp_path, name, damage):

@@ -319,7 +319,9 @@ def segment(
     options = segment_options(**options_by_name)
     check_values(options)
     if not options.models:
-        name = default_model(inputs, options.read.modality, archives=archives)
+        name = default_model(
+            inputs, options.read.modality, selection=options.series, archives=archives
+        )
         options = replaced(options, models=(name,))
     return _segment(inputs, options, progress)
 

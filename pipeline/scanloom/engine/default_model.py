@@ -9,28 +9,34 @@ from scanloom.cards.card import ANY_MODALITY, CT, ModelCard
 from scanloom.cards.check import hounsfield_by_values, looks_like_labels
 from scanloom.convert.store import list_models
 from scanloom.core import ReadOptions, Reason, ScanError, Series, Volume
+from scanloom.io.index.ranking import ALL, BEST, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.read import read_scan
 
 
 def default_model(
-    paths: Sequence[Path], modality: str | None = None, *, archives: bool = False
+    paths: Sequence[Path],
+    modality: str | None = None,
+    *,
+    selection: str | None = None,
+    archives: bool = False,
 ) -> str:
     """Return the name of the only model that fits the scans at some paths.
 
     A model that refuses scans by their extent is for a crop, and has to be named. Headers are read
     only if the store has several others. `modality` is that of scans that do not state theirs;
     without it, the values of the first of them that can be read, and is not a label map, tell CT
-    from others, where they can: each scan is checked again before its model runs. With `archives`,
+    from others, where they can: each scan is checked again before its model runs. `selection` is
+    that of `select_series`: if it names a series, only that one asks for a model. With `archives`,
     archives in a folder are looked into.
 
     Raises
     ------
     ScanError
         MODEL_UNKNOWN if no model fits, or several do, or there are only label maps. If there is no
-        scan at any of the paths, or none can be read, the error that says so: a typo in a path is
-        not a question of models.
+        scan at any of the paths, none that is selected, or none can be read, the error that says
+        so: a typo in a path is not a question of models.
     """
     missing = []
     for path in paths:
@@ -46,7 +52,7 @@ def default_model(
     ]
     if len(single) == 1:
         return single[0].name
-    scans = _scans(paths, archives=archives)
+    scans = _scans(paths, selection, archives=archives)
     modalities = {series.modality or modality for series in scans} or {modality}
     is_ct = None
     if None in modalities:
@@ -89,8 +95,8 @@ def _fitting(
     return [card.name for card in own or possible]
 
 
-def _scans(paths: Sequence[Path], *, archives: bool) -> list[Series]:
-    """Return the scans at some paths, without reformats where there are others.
+def _scans(paths: Sequence[Path], selection: str | None, *, archives: bool) -> list[Series]:
+    """Return the scans at some paths: the selected ones, without reformats where there are others.
 
     A path without scans has none, unless it is the only one: its error is raised. If there are
     others, it is reported when they are segmented.
@@ -99,6 +105,8 @@ def _scans(paths: Sequence[Path], *, archives: bool) -> list[Series]:
     for path in paths:
         try:
             listed = find_series(path, archives=archives)
+            if selection not in (None, ALL, BEST):  # the best depends on the model
+                listed = select_series(listed, selection)
         except ScanError as error:
             errors.append(error.about(str(path)))
             continue

@@ -251,6 +251,7 @@ TRUTHS: dict[str, Truth] = {
     ),
     "PixelPaddingValue": Truth(RECORDED, "PixelPaddingValue", "SS", (0, 63, 5000)),
     "PixelPaddingRangeLimit": Truth(RECORDED, "PixelPaddingRangeLimit", "SS", (0, 63, 5000)),
+    "PixelRepresentation": Truth(RECORDED, "PixelRepresentation", "US", (0, 1)),
     "SliceLocation": _natural("SliceLocation", "DS", "-20", "7.5", "300"),
     "TableHeight": _natural("TableHeight", "DS", "150", "151.5"),
     "RescaleSlope": _natural("RescaleSlope", "DS", "1", "1"),

@@ -129,6 +129,16 @@ def sideways(k: int, ds: Dataset) -> None:
     ds.ImagePositionPatient = [x + 0.4 * (k % 2), y, z]
 
 
+def in_unit(factor: float) -> Callable[[int, Dataset], None]:
+    """Return an edit that multiplies all lengths."""
+
+    def edit(k: int, ds: Dataset) -> None:
+        for keyword in ("ImagePositionPatient", "PixelSpacing"):
+            assign(ds, **{keyword: [f"{factor * float(v):.6g}" for v in ds[keyword].value]})
+
+    return edit
+
+
 def comma(folder: Path) -> None:
     path = stack(folder, edit=lambda k, ds: assign(ds, ImagePositionPatient=_spoiled("3.50")))[3]
     path.write_bytes(path.read_bytes().replace(b"\\3.50", b"\\3,50"))
@@ -308,6 +318,8 @@ REFUSED: dict[str, Kind] = {
     "no pixel spacing": Kind(every(PixelSpacing=None), "BAD_GEOMETRY"),
     "two slices": Kind(two_slices, "TOO_FEW_SLICES"),
     "pixel spacing in metres": Kind(every(PixelSpacing=["0.002", "0.002"]), "BAD_GEOMETRY"),
+    "all lengths in micrometres": Kind(changed(in_unit(1000)), "BAD_GEOMETRY"),
+    "all lengths in metres": Kind(changed(in_unit(0.001)), "BAD_GEOMETRY"),
     "video": Kind(changed(video), "DECODER"),
     "two patients": Kind(changed(two_patients), "SEVERAL_PATIENTS"),
     "two names in two character sets": Kind(changed(two_names), "SEVERAL_PATIENTS"),

@@ -151,3 +151,20 @@ def test_files_that_tell_nothing_are_passed_over(
         assert module.default_model([folder]) == "m0"
     (folder / "b.nii.gz").symlink_to(scan)
     assert module.default_model([folder]) == "m1"
+
+
+def test_a_selected_series_alone_asks_for_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder with CT and MR, one scan can be segmented without naming the model."""
+    _store(["CT", "MR"], tmp_path, monkeypatch)
+    folder = tmp_path / "study"
+    folder.mkdir()
+    for name in ("head_mr.nii.gz", "torso_ct.nii.gz"):
+        (folder / name).symlink_to(shipped("data") / name)
+    named = {"head_mr.nii.gz": "m1", "torso": "m0"}
+    found = {text: module.default_model([folder], selection=text) for text in named}
+    assert found == named
+    with pytest.raises(ScanError) as caught:
+        module.default_model([folder], selection="knee")
+    assert caught.value.code == "SERIES_UNKNOWN"

@@ -123,7 +123,9 @@ def _default_model(paths: Sequence[Path], options: SegmentOptions, mode: OutputM
     from scanloom.io.session import read_session
 
     with read_session():
-        name = default_model(paths, options.read.modality, archives=options.archives)
+        name = default_model(
+            paths, options.read.modality, selection=options.series, archives=options.archives
+        )
     if not (mode.quiet or mode.json):
         say(f"Model: {name}, the only one for such scans. Name another with --model.", err=True)
     return name

@@ -672,6 +672,13 @@ _FURTHER = (
     ),
     _recorded("PixelPaddingValue", _PADDING, tags.PIXEL_PADDING_VALUE, by=_exact_number),
     _recorded("PixelPaddingRangeLimit", _PADDING, tags.PIXEL_PADDING_RANGE_LIMIT, by=_exact_number),
+    _recorded(
+        "PixelRepresentation",
+        "the sign of the samples: where it is wrong, negative values become large ones",
+        tags.PIXEL_REPRESENTATION,
+        by=_exact_number,
+        absent="ignored",
+    ),
     _varies("SliceLocation", "a position; ImagePositionPatient decides"),
     _varies("TableHeight", "a position; ImagePositionPatient decides"),
     _varies("SpacingBetweenSlices", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),

@@ -50,6 +50,28 @@ from scanloom.io.dicom.slice_attributes import (
 )
 
 _BY_PURPOSE = attributes_that_separate("first")
+_GEOMETRY = "direction, size or frame of reference"
+_PLANES = ("sagittal", "coronal", "axial")
+_NAMED = {attribute.name: attribute for attribute in SLICE_ATTRIBUTES}
+MAX_VALUES = 8
+"""Number of volumes whose values are named where one has to be chosen, besides the last."""
+_NUMBERS = frozenset(
+    (
+        *("TemporalPositionIdentifier", "EchoNumbers", "EchoTime", "DiffusionBValue"),
+        *("private b-value", "InversionTime", "FlipAngle", "RepetitionTime", "KVP"),
+        *("SliceThickness", "AcquisitionNumber", "TriggerTime", "InstanceNumber"),
+        "NominalPercentageOfCardiacPhase",
+    )
+)
+"""Attributes with numbers that say which volume is which, and nothing about the patient."""
+_IMAGE_WORDS = frozenset(
+    (
+        *("M", "P", "R", "I", "MAGNITUDE", "PHASE", "REAL", "IMAGINARY", "PHASE MAP"),
+        *("W", "F", "IP", "OP", "WATER", "FAT", "IN_PHASE", "OUT_PHASE", "OPP_PHASE"),
+        *("ADC", "TRACEW", "FA", "T1 MAP", "T2 MAP", "NORM", "SUB", "SWI"),
+    )
+)
+"""Words of ImageType that are named."""
 MAX_LOCALISERS = 5
 """Localisers that may cross a stack, if it has at least four times as many slices."""
 MAX_GEOMETRIES = 64
@@ -108,7 +130,47 @@ class Volumes:
         )
         names = " and ".join(self.told_by)
         detail = f"{count} volumes of {slices}, distinguished by {names}"
-        raise ScanError(Reason.PHASES, f"{detail}, numbered from 0 to {count - 1}")
+        detail = f"{detail}, numbered from 0 to {count - 1}{self._values()}"
+        if phase is not None:
+            detail = f"there is no volume {phase}: {detail}"
+        raise ScanError(Reason.PHASES, detail)
+
+    def _values(self) -> str:
+        """Return what the first volumes and the last one have of `told_by`, in parentheses.
+
+        Empty if they do not differ in what is shown: numbers and words of lists, since other text
+        of a header may name the patient.
+        """
+        last = len(self.groups) - 1
+        numbers = [n for n in range(last + 1) if n < MAX_VALUES or n == last]
+        values = {
+            n: ", ".join(_values_of(self.groups[n], name) for name in self.told_by) for n in numbers
+        }
+        if len(set(values.values())) < len(values):
+            return ""
+        texts = [f"{n}: {text}" for n, text in values.items()]
+        if last > MAX_VALUES:
+            texts.insert(-1, "...")
+        return f" ({'; '.join(texts)})"
+
+
+def _values_of(slices: Sequence[Slice], name: str) -> str:
+    """Return what the slices of a volume have of an attribute, as text to be shown."""
+    if name == _GEOMETRY:
+        plane = _PLANES[int(np.abs(_normal(slices[0])).argmax())]
+        return f"{plane} {slices[0].columns} x {slices[0].rows}"
+    if name == "ImageType":
+        words = {word for s in slices for word in s.value_of(_NAMED[name]).upper().split("\\")}
+        return f"{name} {' '.join(sorted(words & _IMAGE_WORDS)) or 'other'}"
+    if name not in _NUMBERS:
+        return f"another {name}"
+    texts = {s.value_of(_NAMED[name]) or s.phase_text(name) for s in slices} - {""}
+    try:
+        numbers = sorted(float(text.split("\\")[0]) for text in texts) or [math.nan]
+    except ValueError:
+        return f"another {name}"
+    low, high = (f"{n:.6g}" if math.isfinite(n) else "none" for n in (numbers[0], numbers[-1]))
+    return f"{name} {low}" if low == high else f"{name} {low} to {high}"
 
 
 def split_volumes(slices: Sequence[Slice]) -> Volumes:
@@ -130,7 +192,7 @@ def split_volumes(slices: Sequence[Slice]) -> Volumes:
     if len(stacks) > 1 and min(map(len, stacks)) < MIN_SLICES:
         return whole
     split = [_split_stack(stack) for stack in stacks]
-    names = ["direction, size or frame of reference"] if len(stacks) > 1 else []
+    names = [_GEOMETRY] if len(stacks) > 1 else []
     names += [name for volumes in split for name in volumes.told_by]
     groups = tuple(group for volumes in split for group in volumes.groups)
     cut = tuple(n for volumes in split for n in volumes.cut)

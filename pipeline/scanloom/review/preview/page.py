@@ -393,6 +393,8 @@ SWATCH_GAP = 8
 SWATCH_INSET = 2
 """Number of pixels by which a swatch is lower than the text."""
 EXPERIMENTAL = "(exp.)"
+_MARKS = ((Flag.TOUCHES_BORDER, "*"), (Flag.OUT_OF_RANGE, "!"))
+"""Marks behind the volume of a structure, which notes explain."""
 
 
 @dataclass(frozen=True)
@@ -455,8 +457,8 @@ def legend_entries(
                 entries.append(Entry(name))
             for m in members:
                 structure = by_number[m.number]
-                mark = "*" if Flag.TOUCHES_BORDER in m.flags else ""
-                amount = f"{rounded_milliliters(m.volume_ml)} ml{mark}"
+                marks = "".join(mark for flag, mark in _MARKS if flag in m.flags)
+                amount = f"{rounded_milliliters(m.volume_ml)} ml{marks}"
                 tag = EXPERIMENTAL if structure.experimental else ""
                 color = color_of[segmentation.model, m.number]
                 entries.append(Entry(shown_name(structure.name), color, amount, tag))
@@ -481,6 +483,8 @@ def legend_notes(
     present = [m for m in measurements if m.voxels]
     if not present:
         notes.insert(0, Note("No structure was found in this scan", WARN))
+    if any(Flag.OUT_OF_RANGE in m.flags for m in present):
+        notes.append(Note("! Volume or mean outside the usual range that the model states", WARN))
     if any(Flag.TOUCHES_BORDER in m.flags for m in present):
         notes.append(Note("* Cut off by the border of the scan: the volume is incomplete", MUTED))
     structures = {(s.model, t.number): t for s in segmentations for t in s.structures}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,22 @@ def test_notes_say_what_must_be_known():
     ]
     assert at_border[0].startswith("* ")
     assert len(at_border) == 2
+
+
+def test_a_volume_outside_the_usual_range_has_a_mark():
+    """Beside that of a cut one; a structure that was not found has none."""
+    array, labels, affine = torso()
+    labels[0] = 1
+    structures = (structure(1, "Body"), structure(9, "Absent"))
+    _, segmentations, measurements = case(array, labels, affine, structures)
+    flagged = [replace(m, flags=(*m.flags, Flag.OUT_OF_RANGE)) for m in measurements]
+
+    [entry] = legend_entries(segmentations, flagged, {("model", 1): (1, 2, 3)})
+    notes = [n.text for n in legend_notes(segmentations, flagged, [])]
+
+    assert entry.amount.endswith(" ml*!")
+    assert [text[:2] for text in notes] == ["! ", "* ", "No"]
+    assert [n.text[:2] for n in legend_notes(segmentations, measurements, [])] == ["* ", "No"]
 
 
 def test_nothing_found_is_said_first():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Reason, ScanError, counted
 from scanloom.core.grid import LPS_TO_RAS_AFFINE, ORTHOGONAL
-from scanloom.io.affines import orthogonalize
+from scanloom.io.affines import check_plausible_size, orthogonalize
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.geometry.slices import (
     Slice,
@@ -317,6 +317,7 @@ def stack_slices(
     affine[:3, 3] = line.origin
     kept, duplicates = _split_duplicates(slices, positions, index)
     shape = (slices[0].columns, slices[0].rows, len(kept))
+    check_plausible_size(affine, shape)
     affine, orthogonalized = _orthogonal_for_itk(LPS_TO_RAS_AFFINE @ affine, shape)
     flags = [Flag.AFFINE_ROUNDED] if rounded or orthogonalized else []
     flags += [flag] if flag and flag not in flags else []
