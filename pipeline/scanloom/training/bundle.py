@@ -525,6 +525,7 @@ def _trainer(recipe: TrainingRecipe) -> Json:
         "lr_scheduler": "@lr_scheduler",
         "trainer": "@trainer",
     }
+    every = recipe.schedule.validate_every
     handlers: list[Any] = [
         {
             "_target_": f"{HANDLERS}.EpochSeed",
@@ -541,9 +542,14 @@ def _trainer(recipe: TrainingRecipe) -> Json:
         {
             "_target_": "ValidationHandler",
             "validator": "@evaluator",
-            # a training of fewer epochs is validated at its end
-            "interval": f"$min({recipe.schedule.validate_every}, @epochs)",
+            "interval": every,
             "_disabled_": "$not @validation_cases",
+        },
+        {  # the weights that are kept
+            "_target_": "ValidationHandler",
+            "validator": "@evaluator",
+            "interval": "@epochs",
+            "_disabled_": f"$not @validation_cases or @epochs % {every} == 0",
         },
         {
             "_target_": "TensorBoardStatsHandler",

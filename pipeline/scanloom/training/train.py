@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -40,6 +41,8 @@ from scanloom.training.recipe import TrainingRecipe
 
 COMPARED: Final = ("train.json", "datalist.json")
 """Configs that must be equal for a training to go on: weights of another one would be mixed in."""
+PLACES: Final = ("data_root", "start")
+"""Values of `train.json` that may change: the same data and weights may lie in another folder."""
 LOCK: Final = ".lock"
 """The file that a training holds a lock of."""
 FULL_BYTES: Final = 1 << 20
@@ -225,10 +228,14 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
         raise ScanError(Reason.RECIPE, detail)
     with tempfile.TemporaryDirectory() as scratch:
         write_bundle(prepared.recipe, *_relative(prepared), Path(scratch))
+        # a bundle of an earlier version does not know the content of its files
+        has_content = "content" in (_config(bundle, "datalist.json") or {})
         for name in COMPARED:
-            new, old = (_config(folder, name) for folder in (Path(scratch), bundle))
-            # a bundle of an earlier version does not know the content of its files
-            content = None if old is None else old.pop("content", prepared.content)
+            new, old = (_config(folder, name) or {} for folder in (Path(scratch), bundle))
+            content = old.pop("content", prepared.content)
+            if has_content:
+                for document, key in itertools.product((old, new), PLACES):
+                    document.pop(key, None)
             if old != new:
                 detail = "the folder holds the bundle of another recipe, data or version"
                 raise ScanError(Reason.RECIPE, f"{detail}: train into another folder")
@@ -358,7 +365,7 @@ def measure(prepared: Prepared) -> Measured:
         epochs,
         float(row["seconds"]) / MEASURED_STEPS,
         float(row["validation_seconds"] or 0) * count,
-        epochs // min(plan.validate_every, epochs) if count else 0,
+        math.ceil(epochs / plan.validate_every) if count else 0,
         int(row["memory_bytes"]) + _cached_bytes(prepared),
     )
 

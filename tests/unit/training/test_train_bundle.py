@@ -110,7 +110,7 @@ def copy_configs(bundle: Path, to: Path, **changes: Any) -> Path:
 def test_the_table_has_a_row_for_each_epoch(trained: Path) -> None:
     table = rows(trained)
     assert [row["epoch"] for row in table] == ["1", "2", "3"]
-    assert [bool(row["mean_dice"]) for row in table] == [False, True, False]
+    assert [bool(row["mean_dice"]) for row in table] == [False, True, True]
     assert float(table[-1]["loss"]) < float(table[0]["loss"])
     for name in ("training.png", "validation.png"):
         assert (trained / "docs" / name).read_bytes().startswith(b"\x89PNG")
@@ -197,18 +197,27 @@ def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -
     assert card.after == (Normalize(), Normalize())
 
 
-@pytest.mark.parametrize(("every", "interval"), [(2, 2), (9, 3)])
-def test_a_training_of_few_epochs_is_validated_at_its_end(every: int, interval: int) -> None:
+@pytest.mark.parametrize(
+    ("every", "steps", "intervals"), [(2, 16, [2]), (2, 12, [2, 3]), (9, 12, [9, 3])]
+)
+def test_the_last_weights_are_validated_once(every: int, steps: int, intervals: list[int]) -> None:
     from monai.bundle import ConfigParser
 
     from scanloom.training.bundle import train_config
 
-    plan = {"steps": 12, "epoch": 4, "validate_every": every}
+    plan = {"steps": steps, "epoch": 4, "validate_every": every}
     config = train_config(recipe(schedule=plan), Path("data"), 5)
-    handlers = [str(each) for each in config["trainer"]["train_handlers"]]
-    [n] = [n for n, each in enumerate(handlers) if "ValidationHandler" in each]
-    parser = ConfigParser(config)
-    assert parser.get_parsed_content(f"trainer#train_handlers#{n}#interval") == interval
+    parser = ConfigParser(config | {"validation_cases": [{}]})
+    handlers = [
+        f"trainer#train_handlers#{n}"
+        for n, each in enumerate(config["trainer"]["train_handlers"])
+        if "ValidationHandler" in str(each)
+    ]
+    assert [
+        parser.get_parsed_content(f"{each}#interval")
+        for each in handlers
+        if not parser.get_parsed_content(f"{each}#_disabled_")
+    ] == intervals
 
 
 def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path) -> None:
@@ -249,6 +258,34 @@ def test_a_training_does_not_go_on_with_a_label_map_that_was_corrected(tmp_path:
     assert listed.pop("content")
     (bundle / "configs" / "datalist.json").write_text(json.dumps(listed))  # of an earlier version
     write_training(prepare(recipe(), data), bundle)
+
+
+def test_a_training_goes_on_where_its_bundle_and_data_were_moved_to(
+    trained: Path, tmp_path: Path
+) -> None:
+    """As from a workstation to a server; weights to start from too."""
+    from scanloom.training.train import prepare, write_training
+
+    start = tmp_path / "model.pt"
+    shutil.copyfile(trained / "models" / "model.pt", start)
+    page = {"filters": [4, 4, 8]}
+    data, bundle = write_data(tmp_path / "data"), tmp_path / "bundle"
+    write_training(prepare(recipe(network={**page, "start": str(start)}), data), bundle)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    data, bundle = (each.rename(moved / each.name) for each in (data, bundle))
+    start = start.rename(moved / "start.pt")
+    prepared = prepare(recipe(network={**page, "start": str(start)}), data)
+
+    write_training(prepared, bundle)
+
+    config = json.loads((bundle / "configs" / "train.json").read_text())
+    assert (config["data_root"], config["start"]) == (str(data), str(start))
+    assert [case.path.parent for case in open_label_set(bundle).cases] == [data / "labels"]
+    other = {**torch.load(start, weights_only=True)}
+    torch.save({name: value + 1 for name, value in other.items()}, start)
+    with pytest.raises(ScanError, match=r"weights to start from are not those"):
+        write_training(prepare(prepared.recipe, data), bundle)
 
 
 def test_a_second_process_does_not_train_the_same_bundle(tmp_path: Path) -> None:
@@ -367,7 +404,7 @@ def test_a_measurement_says_steps_and_time_and_leaves_nothing(tmp_path: Path) ->
     data = write_data(tmp_path / "data", 5)
     before = sorted(tmp_path.rglob("*"))
     measured = measure(prepare(recipe(), data))
-    assert (measured.steps, measured.epochs, measured.validations) == (12, 3, 1)
+    assert (measured.steps, measured.epochs, measured.validations) == (12, 3, 2)
     assert measured.seconds > 12 * measured.step_s > 0
     assert measured.memory > 100 << 20
     assert sorted(tmp_path.rglob("*")) == before
