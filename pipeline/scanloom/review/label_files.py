@@ -6,6 +6,7 @@ Axes may be in another order or direction if the voxels are those of the case.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,8 +65,8 @@ def read_label_file(path: Path, grid: Grid | None) -> LabelFile:
     path : Path
         The file.
     grid : Grid or None
-        Grid of the case; None for that of the file, which must be a plain label map: files of
-        segments may leave out slices of the scan.
+        Grid of the case; None for that of the file, which may leave out slices of the scan if it
+        is one of segments.
 
     Raises
     ------
@@ -88,8 +89,6 @@ def _read(path: Path, grid: Grid | None) -> LabelFile:
     with path.open("rb") as file:
         is_dicom = file.read(132)[128:] == b"DICM"
     if is_slicer or is_dicom:
-        if grid is None:
-            raise ScanError(Reason.GRID_DIFFERS, "segments do not state the grid of their scan")
         return _slicer(path, grid) if is_slicer else _dicom_seg(path, grid)
     volume = _volume(path)
     grid = volume.grid if grid is None else grid
@@ -150,6 +149,26 @@ def on_grid(
     return whole
 
 
+def grid_of_both(first: Grid, second: Grid) -> Grid:
+    """Return the grid with the axes of the first one that holds the voxels of both.
+
+    Raises
+    ------
+    ScanError
+        GRID_DIFFERS if voxels of the second one lie between those of the first.
+    """
+    corners = np.array(list(itertools.product(*((0, n - 1) for n in second.shape))))
+    exact = first.index(second.world(corners))
+    index = np.rint(exact).astype(int)
+    if np.abs(exact - index).max() > TOLERANCE:
+        raise ScanError(Reason.GRID_DIFFERS, _difference(second.shape, second.affine, first))
+    low = np.minimum(index.min(axis=0), 0)
+    shape = np.maximum(index.max(axis=0) + 1, first.shape) - low
+    affine = first.affine.copy()
+    affine[:3, 3] = first.world(low)
+    return Grid(tuple(shape), affine)
+
+
 def _difference(shape: tuple[int, ...], affine: NDArray[np.float64], grid: Grid) -> str:
     """Return in which way a grid is another one."""
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
@@ -178,7 +197,7 @@ def _whole(array: NDArray[Any]) -> NDArray[np.uint16]:
     return array.astype(np.uint16)
 
 
-def _slicer(path: Path, grid: Grid) -> LabelFile:
+def _slicer(path: Path, grid: Grid | None) -> LabelFile:
     """Read a segmentation of 3D Slicer: layers of label maps, and their segments."""
     import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
 
@@ -198,7 +217,7 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     affine = LPS_TO_RAS_AFFINE @ lps
     array = sitk.GetArrayViewFromImage(image)
     stack = array if image.GetNumberOfComponentsPerPixel() > 1 else array[..., None]
-    layers = _layers(stack.transpose(2, 1, 0, 3), affine, grid)
+    layers, grid = _layers(stack.transpose(2, 1, 0, 3), affine, grid)
     names = _by_name(_slicer_segments(image))
     for n, layer in enumerate(layers):
         values = {value for index, value in names.values() if index == n}
@@ -232,7 +251,7 @@ def _by_name(segments: Sequence[tuple[str, tuple[int, int]]]) -> dict[str, tuple
     return names
 
 
-def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
+def _dicom_seg(path: Path, grid: Grid | None) -> LabelFile:
     """Read a DICOM SEG; slices without a segment may be missing in it."""
     import highdicom as hd
 
@@ -248,7 +267,7 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
     except Exception as exc:  # a damaged file makes the readers fail in many ways
         detail = f"the file is no DICOM SEG that can be read ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
-    layers = _layers(stack, LPS_TO_RAS_AFFINE @ volume.affine, grid)
+    layers, grid = _layers(stack, LPS_TO_RAS_AFFINE @ volume.affine, grid)
     labels = [str(each.segment_label) for each in described]
     references = dataset.get("ReferencedSeriesSequence", ())
     series = frozenset(str(each.SeriesInstanceUID) for each in references)
@@ -256,9 +275,12 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
 
 
 def _layers(
-    stack: NDArray[Any], affine: NDArray[np.float64], grid: Grid
-) -> tuple[NDArray[np.uint16], ...]:
-    """Return label maps (A, B, C, layers) of segments on a grid, of which they may be a part."""
-    return tuple(
-        _whole(on_grid(stack[..., n], affine, grid, partial=True)) for n in range(stack.shape[3])
-    )
+    stack: NDArray[Any], affine: NDArray[np.float64], grid: Grid | None
+) -> tuple[tuple[NDArray[np.uint16], ...], Grid]:
+    """Return label maps (A, B, C, layers) of segments on a grid, of which they may be a part.
+
+    The grid is their own if it is None.
+    """
+    grid = Grid(stack.shape[:3], affine) if grid is None else grid
+    layers = [on_grid(stack[..., n], affine, grid, partial=True) for n in range(stack.shape[3])]
+    return tuple(map(_whole, layers)), grid

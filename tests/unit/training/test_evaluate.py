@@ -13,11 +13,16 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import highdicom as hd
 import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
 from pyarrow import parquet
+from pydicom import Dataset
+from pydicom.dataset import FileMetaDataset
+from pydicom.sr.codedict import codes
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.revisions import take_file
@@ -391,6 +396,107 @@ def test_segments_of_slicer_may_lack_slices_of_the_scan(tmp_path: Path) -> None:
         assert run(tmp_path, *sides).code == 0
         assert {row["structure"] for row in table(tmp_path)} == {"anterior", "posterior"}
         assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
+
+
+def save_segments(path: Path, array: np.ndarray, slices: slice, *, flipped: bool = False) -> None:
+    image = sitk.ReadImage(str(save(path.parent.parent / "whole.nii.gz", array)))[:, :, slices]
+    if flipped:
+        image = sitk.DICOMOrient(image, "RAI")
+    for n, name in enumerate(("Anterior", "Posterior")):
+        image.SetMetaData(f"Segment{n}_Name", name)
+        image.SetMetaData(f"Segment{n}_LabelValue", str(n + 1))
+    path.parent.mkdir(exist_ok=True)
+    sitk.WriteImage(image, str(path))
+
+
+def test_both_sides_may_be_segments_that_lack_slices(tmp_path: Path) -> None:
+    """Neither states the grid of the scan: figures are those of whole label maps."""
+    cut = two_boxes(shift=1)
+    cut[..., :5] = 0
+    for kind, array in (("predictions", cut), ("references", two_boxes())):
+        save(tmp_path / f"whole/{kind}/a.nii.gz", array)
+        write(tmp_path / f"whole/{kind}/dataset.json", DATASET)
+    assert run(tmp_path, "whole/predictions", "whole/references").code == 0
+    expected = table(tmp_path)
+    save_segments(tmp_path / "predictions/a.seg.nrrd", cut, slice(4, 12), flipped=True)
+    save_segments(tmp_path / "references/a.seg.nrrd", two_boxes(), slice(2, 10))
+
+    ended = run(tmp_path, "predictions", "references", "--against", tmp_path / "predictions")
+
+    assert ended.code == 0, ended.err
+    assert [row for row in table(tmp_path) if row["predictions"] == "first"] == expected
+    apart = two_boxes()[..., 3:9]
+    half = AFFINE.copy()
+    half[:3, 3] += AFFINE[:3, 2] / 2
+    save(tmp_path / "half.nii.gz", apart, half)
+    image = sitk.ReadImage(str(tmp_path / "half.nii.gz"))
+    image.SetMetaData("Segment0_Name", "Anterior")
+    image.SetMetaData("Segment0_LabelValue", "1")
+    image.SetMetaData("Segment1_Name", "Posterior")
+    image.SetMetaData("Segment1_LabelValue", "2")
+    sitk.WriteImage(image, str(tmp_path / "predictions/a.seg.nrrd"))
+    assert "GRID_DIFFERS" in run(tmp_path, "predictions", "references").err
+
+
+def dicom_seg(path: Path, mask: np.ndarray, series: str) -> None:
+    """Write a segment of a CT of 6 slices, only the slices that have voxels; slices (K, J, I)."""
+    slices = []
+    for k in range(6):
+        image = Dataset()
+        image.file_meta = FileMetaDataset()
+        image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        image.SOPClassUID, image.SOPInstanceUID = CTImageStorage, f"{series}.{k + 1}"
+        image.StudyInstanceUID, image.SeriesInstanceUID = "1.2.3", series
+        image.FrameOfReferenceUID, image.Modality = "1.2.4", "CT"
+        image.PatientName = image.PatientID = image.AccessionNumber = image.StudyID = ""
+        image.PatientBirthDate = image.PatientSex = image.StudyDate = image.StudyTime = ""
+        image.Rows, image.Columns, image.PixelSpacing = *mask.shape[1:], [1.5, 1.25]
+        image.ImageOrientationPatient, image.SliceThickness = [1, 0, 0, 0, 1, 0], 2.5
+        image.ImagePositionPatient = [-20, 5, 100 + 2.5 * k]
+        slices.append(image)
+    liver = codes.SCT.Liver
+    description = hd.seg.SegmentDescription(
+        1, "Liver", codes.SCT.Organ, liver, hd.seg.SegmentAlgorithmTypeValues.MANUAL
+    )
+    seg = hd.seg.Segmentation(
+        source_images=slices,
+        pixel_array=mask.astype(np.uint8),
+        segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
+        segment_descriptions=[description],
+        series_instance_uid=hd.UID(),
+        series_number=1,
+        sop_instance_uid=hd.UID(),
+        instance_number=1,
+        manufacturer="x",
+        manufacturer_model_name="x",
+        software_versions="1",
+        device_serial_number="1",
+    )
+    path.parent.mkdir(exist_ok=True)
+    seg.save_as(path)
+
+
+def test_archives_of_dicom_seg_are_paired_by_the_series_that_they_refer_to(tmp_path: Path) -> None:
+    """Files of archives have UUIDs for names; a file has only the slices with voxels."""
+    overlaps = {}
+    for n in (1, 2):
+        reference, prediction = np.zeros((2, 6, 9, 8), bool)
+        reference[1:4, 2:6, 2:6] = True
+        prediction[2:5, 2:6, 2 : 6 + n] = True
+        dicom_seg(tmp_path / f"references/{n}a.dcm", reference, f"1.2.3.{n}")
+        dicom_seg(tmp_path / f"predictions/{9 - n}b.dcm", prediction, f"1.2.3.{n}")
+        dice = 2 * (reference & prediction).sum() / (reference.sum() + prediction.sum())
+        overlaps[f"{n}a"] = pytest.approx(dice)
+
+    ended = run(tmp_path, "predictions", "references")
+
+    assert ended.code == 0, ended.err
+    rows = table(tmp_path)
+    assert {row["case"]: float(row["dice"]) for row in rows} == overlaps
+    assert {row["structure"] for row in rows} == {"liver"}
+    one = ("predictions/8b.dcm", "references/1a.dcm")
+    assert run(tmp_path, *one).code == 0
+    assert float(table(tmp_path)[0]["dice"]) == overlaps["1a"]
 
 
 def test_a_segment_that_one_file_lacks_is_missed_if_the_others_have_it(tmp_path: Path) -> None:
