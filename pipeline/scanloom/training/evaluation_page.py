@@ -33,7 +33,7 @@ from scanloom.training.evaluate import (
     read_pair,
 )
 from scanloom.training.label_sets import CaseLabels, Labels, Names
-from scanloom.training.metrics import Agreement
+from scanloom.training.metrics import FEWEST_PATIENTS, Agreement
 
 MAX_PLOTS: Final = 24
 """Structures with a plot of volumes, those of the lowest Dice: a plot has a dot per case."""
@@ -90,6 +90,7 @@ def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
         titles=TITLES,
         number=_number,
         counted=counted,
+        fewest_patients=FEWEST_PATIENTS,
         cases={
             side: len({row.case for row in evaluation.rows if row.side == side})
             for side in evaluation.sides

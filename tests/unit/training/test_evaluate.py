@@ -788,13 +788,13 @@ def test_a_difference_is_one_line_of_at_most_80_columns(
     names = ["hippocampus_anterior", "hippocampus_posterior"]
     for folder, shift in (("references", 0), ("first", 1), ("second", 2)):
         write(tmp_path / folder / "dataset.json", {"labels": {names[0]: 1, names[1]: 2}})
-        for n in range(2):
+        for n in range(6):
             save(tmp_path / folder / f"{n}.nii.gz", two_boxes(shift))
     shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
-    interval = r" +2 +[+-]\d+\.\d+ \([+-]\d+\.\d+ to [+-]\d+\.\d+\)$"
+    interval = r" +6 +[+-]\d+\.\d+ \([+-]\d+\.\d+ to [+-]\d+\.\d+\)$"
     assert "(quartiles)" in shown  # the brackets of the differences are an interval
     agreement = (
-        r"^hippo\w+ +2 +0\.\d{3} \(0\.\d{3} to 0\.\d{3}\) +[\d.]+ +[\d.]+ +[+-][\d.]+ +0, 0$"
+        r"^hippo\w+ +6 +0\.\d{3} \(0\.\d{3} to 0\.\d{3}\) +[\d.]+ +[\d.]+ +[+-][\d.]+ +0, 0$"
     )
     assert len(re.findall(agreement, shown, re.MULTILINE)) == 4
     for structure in (*names, "mean of structures"):
@@ -802,6 +802,10 @@ def test_a_difference_is_one_line_of_at_most_80_columns(
             line = rf"^{structure} +{figure}{interval}"
             [found] = re.findall(line, shown, re.MULTILINE)
             assert len(found) <= 80
+    (tmp_path / "references/0.nii.gz").unlink()
+    shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
+    assert "mean, no interval (5 patients, it takes 6)" in shown
+    assert re.search(r"^mean of structures +Dice +5 +[+]0\.\d+$", shown, re.MULTILINE)
 
 
 @pytest.mark.thorough
