@@ -411,7 +411,8 @@ def test_a_measurement_says_steps_and_time_and_leaves_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "problem", ["unreadable", "label map", "grid", "number", "constant", "spacing", "brightness"]
+    "problem",
+    ["unreadable", "label map", "grid", "number", "almost 1", "constant", "spacing", "brightness"],
 )
 def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: str) -> None:
     from scanloom.training.train import prepare
@@ -428,6 +429,9 @@ def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: st
         case "grid":
             affine[0, 3] = 0.3
             nib.save(nib.Nifti1Image(numbers, affine), label)
+        case "almost 1":
+            numbers = numbers * np.float32(1.0000001)
+            nib.save(nib.Nifti1Image(numbers, affine), label)
         case "number":
             nib.save(nib.Nifti1Image(np.where(numbers == 2, 7, numbers), affine), label)
         case "constant":
@@ -439,9 +443,35 @@ def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: st
             nib.save(nib.Nifti1Image(np.where(numbers == 1, -500, array), affine), image)
     prepared = prepare(recipe(), data)
     assert [each.case for each in prepared.left_out] == ["case_3"]
-    words = {"unreadable": "read", "spacing": "extent", "constant": "one value", "number": "has 7"}
+    words = {"unreadable": "read", "spacing": "extent", "constant": "one value"}
+    words |= {"number": "has 7", "almost 1": "has 1.0000001"}
     assert words.get(problem, problem) in prepared.left_out[0].problem
     assert sum(map(len, prepared.cases.values())) == 13
+
+
+def test_a_label_map_may_have_its_axes_in_another_order(tmp_path: Path) -> None:
+    """As of a program that writes LPS or turns the slices."""
+    from scanloom.training.train import prepare
+    from scanloom.training.transforms import LoadVolumed
+
+    data = write_data(tmp_path, 10)
+    before = prepare(recipe(), data)
+    pair = before.cases["training"][0]
+    keys = {"image": pair.image, "label": pair.label}
+    loading = LoadVolumed(list(keys), "MR")
+    expected = loading(keys)
+    stored = nib.Nifti1Image.from_bytes(nib.load(pair.label).to_bytes())
+    for codes in ("LPS", "SAL"):
+        to = nib.orientations.axcodes2ornt(codes)
+        turned = stored.as_reoriented(
+            nib.orientations.ornt_transform(nib.io_orientation(stored.affine), to)
+        )
+        nib.save(nib.Nifti1Image(np.asarray(turned.dataobj), turned.affine), pair.label)
+        assert prepare(recipe(), data).cases == before.cases
+        loaded = loading(keys)
+        for key in keys:
+            assert torch.equal(loaded[key].as_tensor(), expected[key].as_tensor())
+            assert torch.equal(loaded[key].affine, expected[key].affine)
 
 
 def test_an_umlaut_of_two_characters_is_that_of_one(tmp_path: Path) -> None:
@@ -552,12 +582,15 @@ def test_a_fold_without_a_case_is_refused(tmp_path: Path) -> None:
         find_cases(page.data, write_data(tmp_path, 5), 4)
 
 
-def test_a_second_channel_is_not_left_out_in_silence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_second", [slice(None), slice(1, 2)])
+def test_a_second_channel_is_not_left_out_in_silence(tmp_path: Path, with_second: slice) -> None:
+    """Nor where some cases lack it."""
     from scanloom.training.cases import find_cases
 
     data = write_data(tmp_path, 2)
-    for image in list((data / "images").iterdir()):
-        for channel in ("0000", "0001"):
+    images = sorted((data / "images").iterdir())
+    for image in images:
+        for channel in ("0000", "0001") if image in images[with_second] else ("0000",):
             shutil.copy(image, image.with_name(f"{image.name[:6]}_{channel}.nii.gz"))
         image.unlink()
     with pytest.raises(ScanError, match="several channels"):
