@@ -125,7 +125,7 @@ def publish_scan(
     kind: type[Bands] = Bands,
     modality: Modality = "CT",
     recipe: str = RECIPE,
-    relations: Relations = Relations(),
+    relations: Relations | None = None,
 ) -> Path:
     """Publish a case of the scan at a path in `folder/out`; return its folder.
 
@@ -138,7 +138,9 @@ def publish_scan(
     [series] = find_series(path)
     number = case_id(series, KEY)
     read = ReadOptions(modality=modality)
-    case = Case(number, series, Outputs(also=tuple(also)), "", recipe, read, relations=relations)
+    outputs = Outputs(also=tuple(also))
+    relations = relations or Relations()
+    case = Case(number, series, outputs, "", recipe, read, relations=relations)
     replace = recipe != RECIPE
     target = OutputTarget(folder / "out", KEY, replace)
     model = kind(weights, first, layers)

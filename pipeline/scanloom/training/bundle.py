@@ -328,6 +328,7 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         "run": [
             "$@loader and @loader.attach(@trainer)",
             "$@saver and @saver.attach(@trainer)",
+            "$@old_checkpoints and @old_checkpoints.attach(@trainer)",
             "$@record.attach(@trainer)",
             "$@trainer.run()",
             "$@first and monai.networks.save_state(@averaged_network, @model)",
@@ -582,6 +583,11 @@ def _trainer(recipe: TrainingRecipe) -> Json:
             "n_saved": 2,
             "_disabled_": "$not @first",
         },
+        "old_checkpoints": {
+            "_target_": f"{HANDLERS}.OldCheckpoints",
+            "folder": "@checkpoints",
+            "_disabled_": "$not @first",
+        },
         "checkpoint": "$last_checkpoint(@checkpoints)",
         "loader": {
             "_target_": "CheckpointLoader",
@@ -596,6 +602,7 @@ def _trainer(recipe: TrainingRecipe) -> Json:
             "epochs": "@epochs",
             "evaluator": "@evaluator",
             "optimizer": "@optimizer",
+            "spacing": list(recipe.spacing),
         },
     }
 

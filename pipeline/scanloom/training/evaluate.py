@@ -480,10 +480,10 @@ def read_pair(prediction: CaseLabels, reference: CaseLabels) -> tuple[Labels, La
     # each may leave out other slices
     referred = reference.read(None)
     grid = grid_of_both(referred.grid, predicted.grid)
-    return _extended(predicted, grid), _extended(referred, grid)
+    return extended(predicted, grid), extended(referred, grid)
 
 
-def _extended(labels: Labels, grid: Grid) -> Labels:
+def extended(labels: Labels, grid: Grid) -> Labels:
     """Return labels on a grid of which theirs is a part."""
     own = labels.grid.affine
     layers = tuple(on_grid(layer, own, grid, partial=True) for layer in labels.layers)

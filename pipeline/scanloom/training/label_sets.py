@@ -98,8 +98,8 @@ class CaseLabels:
     has_grid : bool
         Whether the files state the grid of the scan.
     read : callable
-        Returns the labels on a grid, or on that of the files for None. Raises ScanError: GRID_DIFFERS, or
-        why they can't be read.
+        Returns the labels on a grid, or on that of the files for None. Raises ScanError:
+        GRID_DIFFERS, or why they can't be read.
     image : callable
         Returns the scan, None if it can't be read.
     folder : str
@@ -331,7 +331,7 @@ def _referenced_series(path: Path) -> str:
             dataset = read_partial(file, lambda tag, _, __: tag > _REFERENCED_SERIES)
         [series] = dataset.ReferencedSeriesSequence
         return str(series.SeriesInstanceUID)
-    except Exception:  # a damaged file makes the reader fail in many ways: told when it is read
+    except Exception:  # noqa: BLE001  # damaged files fail in many ways: told when it is read
         return ""
 
 

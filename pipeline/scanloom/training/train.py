@@ -64,12 +64,15 @@ class Prepared:
         Cases with problems.
     content : str
         SHA-256 of all that is trained on: voxels and grids of the cases, weights to start from.
+    not_validated : sequence of str
+        Structures that no case for validation has, if there are such cases.
     """
 
     recipe: TrainingRecipe
     cases: dict[Split, list[Pair]]
     left_out: list[LeftOut]
     content: str = ""
+    not_validated: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -154,12 +157,17 @@ def prepare(
         first = left_out[0]
         detail = f"no case can be trained on; the first of {len(left_out)}: {first.problem}"
         raise ScanError(Reason.TRAINING_DATA, detail)
-    seen = frozenset[str]().union(*(good[pair].structures for pair in used["training"]))
-    if unseen := [each.label for each in recipe.structures if each.label not in seen]:
-        raise ScanError(Reason.TRAINING_DATA, f"no case for training has the structure {unseen[0]}")
+    unseen: dict[Split, list[str]] = {}
+    for split in SPLITS:
+        seen = frozenset[str]().union(*(good[pair].structures for pair in used[split]))
+        unseen[split] = [each.label for each in recipe.structures if each.label not in seen]
+    if unseen["training"]:
+        detail = f"no case for training has the structure {unseen['training'][0]}"
+        raise ScanError(Reason.TRAINING_DATA, detail)
     for pair in (*used["training"], *used["validation"]):
         content.update(good[pair].sha256.encode())
-    return Prepared(recipe, used, left_out, content.hexdigest())
+    not_validated = unseen["validation"] if used["validation"] else []
+    return Prepared(recipe, used, left_out, content.hexdigest(), not_validated)
 
 
 def _check_model(recipe: TrainingRecipe) -> None:
@@ -203,6 +211,7 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
         document = {
             "cases": {split: len(prepared.cases[split]) for split in SPLITS},
             "left_out": {each.case: each.problem for each in prepared.left_out},
+            "not_validated": list(prepared.not_validated),
         }
         atomic_write(bundle / "docs" / "data.json", lambda file: write_json(file, document))
     except OSError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
@@ -30,6 +31,7 @@ from scanloom.review.revisions import read_label_map
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from scanloom.training.evaluate import Evaluation, evaluate
+from scanloom.training.evaluation_page import _volume_plot, render_page
 from scanloom.training.label_sets import LabelSet, open_label_set
 from support.commands import Ended, scanloom
 from support.review_cases import KEY, affine_of, publish, scan_array, seen
@@ -421,10 +423,14 @@ def test_both_sides_may_be_segments_that_lack_slices(tmp_path: Path) -> None:
     save_segments(tmp_path / "predictions/a.seg.nrrd", cut, slice(4, 12), flipped=True)
     save_segments(tmp_path / "references/a.seg.nrrd", two_boxes(), slice(2, 10))
 
-    ended = run(tmp_path, "predictions", "references", "--against", tmp_path / "predictions")
+    save_segments(tmp_path / "others/a.seg.nrrd", two_boxes(), slice(3, 9))
+
+    ended = run(tmp_path, "predictions", "references", "--against", tmp_path / "others")
 
     assert ended.code == 0, ended.err
     assert [row for row in table(tmp_path) if row["predictions"] == "first"] == expected
+    page = (tmp_path / "evaluation/evaluation.html").read_text()
+    assert page.count("data:image/webp") == 3  # of the worst case: reference and both others
     apart = two_boxes()[..., 3:9]
     half = AFFINE.copy()
     half[:3, 3] += AFFINE[:3, 2] / 2
@@ -806,6 +812,27 @@ def test_a_difference_is_one_line_of_at_most_80_columns(
     shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
     assert "mean, no interval (5 patients, it takes 6)" in shown
     assert re.search(r"^mean of structures +Dice +5 +[+]0\.\d+$", shown, re.MULTILINE)
+
+
+def test_a_page_of_few_cases_shows_what_there_is(tmp_path: Path) -> None:
+    """No interval of three patients, and limits of agreement whose names don't lie on another."""
+    for n in range(3):
+        for folder, shift in (("references", 0), ("first", 1), ("second", 2)):
+            array = two_boxes(shift)
+            if folder != "references":
+                array[0, : 4 + n, 0] = 1  # nearly the same error of the volume in all cases
+            save(tmp_path / folder / f"{n}.nii.gz", array)
+    sets = [open_label_set(tmp_path / name) for name in ("first", "references", "second")]
+    result = evaluate(*sets)
+    page = render_page(result)
+    assert not re.search(r"to \W\)", page)
+    title, picture = _volume_plot(result.summaries[0], result.agreements["first", "1"])
+    assert title == "1"
+    svg = base64.b64decode(picture.data.partition(",")[2]).decode()
+    names = re.findall(r'y="([\d.]+)"[^>]*>(?:mean )?[+]\d', svg)
+    heights = sorted(map(float, names))
+    assert len(heights) == 3
+    assert min(np.diff(heights)) >= 12
 
 
 @pytest.mark.thorough

@@ -256,7 +256,9 @@ def test_undefined_differences_do_not_count() -> None:
     assert math.isnan(second.low)
 
 
-@pytest.mark.parametrize(("patients", "has_interval"), [(1, False), (2, False), (5, False), (6, True)])
+@pytest.mark.parametrize(
+    ("patients", "has_interval"), [(1, False), (2, False), (5, False), (6, True)]
+)
 def test_few_patients_have_no_interval(patients: int, has_interval: bool) -> None:
     """All their differences have one sign by chance: an interval would exclude 0."""
     values = np.linspace(0.1, 0.3, patients).repeat(2)[:, None]  # two scans each

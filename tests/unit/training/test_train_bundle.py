@@ -308,6 +308,36 @@ def test_a_structure_that_no_case_has_is_refused(tmp_path: Path) -> None:
         prepare(recipe(structures=structures), data)
 
 
+def test_a_structure_that_no_case_for_validation_has_is_named(tmp_path: Path) -> None:
+    from scanloom.cli.commands.train import data_lines
+    from scanloom.training.train import prepare
+
+    data = write_data(tmp_path)
+    assert len(data_lines(prepare(recipe(), data))) == 1
+    for pair in prepare(recipe(), data).cases["validation"]:
+        array = np.asarray(nib.load(pair.label).dataobj)
+        nib.save(nib.Nifti1Image(np.where(array == 2, 0, array), np.eye(4)), pair.label)
+    _, line = data_lines(prepare(recipe(), data))
+    assert "no case for validation has far" in line
+    alone = recipe(data={"images": "images", "labels": "labels"})
+    assert len(data_lines(prepare(alone, data))) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+def test_pictures_of_long_voxels_have_the_shape_of_the_body() -> None:
+    """A cube of 40 mm, in slices of 5 mm."""
+    from scanloom.training.handlers import PANEL, draw_case
+
+    label = torch.zeros(2, 40, 40, 8)
+    label[1, 10:30, 10:30, 2:6], label[0] = 1, 1 - label[1]
+    image = torch.rand(1, 40, 40, 8)
+    strip = draw_case(image, label, label, (1.0, 1.0, 5.0))
+    assert strip.shape == (PANEL, 6 * PANEL, 3)
+    for plane in range(3):
+        panel = strip[:, 2 * plane * PANEL : (2 * plane + 1) * PANEL].max(axis=2)
+        assert panel.any(axis=0).sum() == panel.any(axis=1).sum() == PANEL - 8
+
+
 @pytest.mark.parametrize(
     ("source", "file"),
     [
@@ -675,6 +705,8 @@ def test_monais_own_command_trains_and_a_killed_run_goes_on(trained: Path, tmp_p
     subprocess.run(command, cwd=bundle, env=ENVIRONMENT, check=True, capture_output=True)
     assert same(weights(whole), weights(bundle))
     assert [row["loss"] for row in rows(whole)] == [row["loss"] for row in rows(bundle)]
+    files = sorted(file.name for file in (bundle / "checkpoints").iterdir())
+    assert files == ["checkpoint_epoch=49.pt", "checkpoint_epoch=50.pt"]
 
 
 @pytest.mark.slow
