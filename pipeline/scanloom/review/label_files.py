@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,16 +254,14 @@ def _by_name(segments: Sequence[tuple[str, tuple[int, int]]]) -> dict[str, tuple
 
 def _dicom_seg(path: Path, grid: Grid | None) -> LabelFile:
     """Read a DICOM SEG; slices without a segment may be missing in it."""
-    import highdicom as hd
-
     try:
-        dataset = hd.seg.segread(path)
+        dataset = _open_seg(path, grid)
         described = [dataset.get_segment_description(n) for n in dataset.segment_numbers]
         try:  # one label map: a layer for each of a hundred segments needs gigabytes
             volume = dataset.get_volume(combine_segments=True, relabel=True)
             stack, places = volume.array[..., None], [(0, n + 1) for n in range(len(described))]
         except (RuntimeError, ValueError):  # segments overlap, or are fractions
-            volume = hd.seg.segread(path).get_volume()  # the failure left tables in the first one
+            volume = _open_seg(path, grid).get_volume()  # the failure left tables in the first one
             stack, places = volume.array, [(n, 1) for n in range(len(described))]
     except Exception as exc:  # a damaged file makes the readers fail in many ways
         detail = f"the file is no DICOM SEG that can be read ({type(exc).__name__})"
@@ -272,6 +271,41 @@ def _dicom_seg(path: Path, grid: Grid | None) -> LabelFile:
     references = dataset.get("ReferencedSeriesSequence", ())
     series = frozenset(str(each.SeriesInstanceUID) for each in references)
     return LabelFile(layers, _by_name([*zip(labels, places, strict=True)]), grid, series)
+
+
+def _open_seg(path: Path, grid: Grid | None) -> Any:
+    """Open a DICOM SEG; where it does not state the spacing of its slices, state it.
+
+    It may lack slices without a segment, so that positions do not tell it: it is that of the grid,
+    or else the thickness, if all positions fit.
+    """
+    import highdicom as hd
+    from pydicom import dcmread
+
+    dataset = dcmread(path)
+    with suppress(AttributeError, LookupError):  # stated frame by frame
+        shared = dataset.SharedFunctionalGroupsSequence[0]
+        measures = shared.PixelMeasuresSequence[0]
+        orientation = shared.PlaneOrientationSequence[0].ImageOrientationPatient
+        normal = np.cross(*np.array(orientation, float).reshape(2, 3))
+        spacing = float(measures.SliceThickness)
+        if grid is not None:
+            spacing = float(np.abs(LPS_TO_RAS_AFFINE[:3, :3] @ normal @ grid.affine[:3, :3]).max())
+        positions = [
+            np.array(frame.PlanePositionSequence[0].ImagePositionPatient, float) @ normal
+            for frame in dataset.PerFrameFunctionalGroupsSequence
+        ]
+        if "SpacingBetweenSlices" not in measures and _are_multiples(positions, spacing):
+            measures.SpacingBetweenSlices = f"{spacing:.10g}"
+    return hd.seg.Segmentation.from_dataset(dataset, copy=False)
+
+
+def _are_multiples(positions: Sequence[float], step: float) -> bool:
+    """Return whether positions are apart by multiples of a step, within a hundredth of it."""
+    if step <= 0:
+        return False
+    steps = (np.array(positions) - positions[0]) / step
+    return bool(np.abs(steps - np.rint(steps)).max() < 0.01)
 
 
 def _layers(

@@ -331,7 +331,9 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "$@old_checkpoints and @old_checkpoints.attach(@trainer)",
             "$@record.attach(@trainer)",
             "$@trainer.run()",
-            "$@first and monai.networks.save_state(@averaged_network, @model)",
+            # half a file must not look like a model
+            "$@first and monai.networks.save_state(@averaged_network, @model + '.part')",
+            "$@first and os.replace(@model + '.part', @model)",
         ],
     }
 

@@ -190,8 +190,8 @@ class TrainingRecord:
     def _picture(self, engine: Any) -> None:
         if len(self.pictures) < PICTURED:
             first = engine.state.output[0]
-            layers = (first[key] for key in ("image", "label", "pred"))
-            self.pictures.append(draw_case(*layers, self.spacing))
+            image, label, pred = (first[key] for key in ("image", "label", "pred"))
+            self.pictures.append(draw_case(image, label, pred, self.spacing))
 
     def _write(self, engine: Any) -> None:
         state = engine.state

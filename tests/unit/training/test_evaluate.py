@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 from pyarrow import parquet
-from pydicom import Dataset
+from pydicom import Dataset, dcmread
 from pydicom.dataset import FileMetaDataset
 from pydicom.sr.codedict import codes
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Grid, Reason, ScanError
 from scanloom.engine.revisions import take_file
+from scanloom.review.label_files import read_label_file
 from scanloom.review.revisions import read_label_map
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
@@ -503,6 +504,36 @@ def test_archives_of_dicom_seg_are_paired_by_the_series_that_they_refer_to(tmp_p
     one = ("predictions/8b.dcm", "references/1a.dcm")
     assert run(tmp_path, *one).code == 0
     assert float(table(tmp_path)[0]["dice"]) == overlaps["1a"]
+
+
+@pytest.mark.parametrize("slices", [(2,), (1, 4), (1, 3), (1, 2, 3)])
+def test_a_dicom_seg_that_does_not_state_the_spacing_of_slices(
+    tmp_path: Path, slices: tuple[int, ...]
+) -> None:
+    """Positions of the slices that have voxels do not tell it either."""
+    whole = np.zeros((6, 9, 8), bool)
+    whole[:, 2:6, 2:6] = True
+    mask = np.zeros_like(whole)
+    mask[list(slices)] = whole[list(slices)]
+    dicom_seg(tmp_path / "predictions/a.dcm", mask, "1.2.3.1")
+    dicom_seg(tmp_path / "references/a.dcm", whole, "1.2.3.1")
+    dataset = dcmread(tmp_path / "predictions/a.dcm")
+    del dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SpacingBetweenSlices
+    dataset.save_as(tmp_path / "predictions/a.dcm")
+    ml = 16 * 1.25 * 1.5 * 2.5 / 1000
+
+    assert run(tmp_path, "predictions", "references").code == 0
+    [row] = table(tmp_path)
+    assert float(row["dice"]) == pytest.approx(2 * len(slices) / (6 + len(slices)))
+    assert float(row["prediction_ml"]) == pytest.approx(ml * len(slices))
+    assert run(tmp_path, "predictions", "predictions").code == 0
+    [row] = table(tmp_path)
+    assert float(row["reference_ml"]) == pytest.approx(ml * len(slices))
+    affine = np.diag([-1.25, -1.5, 2.5, 1.0])
+    affine[:3, 3] = 20, -5, 100
+    grid = Grid((8, 9, 6), affine)
+    [layer] = read_label_file(tmp_path / "predictions/a.dcm", grid).layers
+    np.testing.assert_array_equal(layer, mask.transpose(2, 1, 0))
 
 
 def test_a_segment_that_one_file_lacks_is_missed_if_the_others_have_it(tmp_path: Path) -> None:

@@ -220,6 +220,38 @@ def test_the_last_weights_are_validated_once(every: int, steps: int, intervals: 
     ] == intervals
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+def test_half_a_file_of_weights_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a disk that is full, or of a process that was killed."""
+    import monai
+    from monai.bundle import ConfigParser
+
+    from scanloom.training.bundle import train_config
+
+    model = tmp_path / "model.pt"
+    changes = {"model": str(model), "averaged_network": "$torch.nn.Linear(2, 2)"}
+    run = [each for each in train_config(recipe(), tmp_path, 5)["run"] if "@model" in each]
+
+    def end() -> None:
+        page = {"imports": ["$import os", "$import torch"], "first": True, **changes, "run": run}
+        ConfigParser(page).get_parsed_content("run")
+
+    def fail(_: object, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError
+
+    with monkeypatch.context() as full:
+        full.setattr(monai.networks, "save_state", fail)
+        with pytest.raises(RuntimeError):
+            end()
+    assert not model.exists()
+    end()
+    assert torch.load(model, weights_only=True).keys() == {"weight", "bias"}
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
+
+
 def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path) -> None:
     from scanloom.training.train import prepare, write_training
 
