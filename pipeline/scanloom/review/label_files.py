@@ -274,30 +274,36 @@ def _dicom_seg(path: Path, grid: Grid | None) -> LabelFile:
 
 
 def _open_seg(path: Path, grid: Grid | None) -> Any:
-    """Open a DICOM SEG; where it does not state the spacing of its slices, state it.
-
-    It may lack slices without a segment, so that positions do not tell it: it is that of the grid,
-    or else the thickness, if all positions fit.
-    """
     import highdicom as hd
     from pydicom import dcmread
 
     dataset = dcmread(path)
-    with suppress(AttributeError, LookupError):  # stated frame by frame
-        shared = dataset.SharedFunctionalGroupsSequence[0]
-        measures = shared.PixelMeasuresSequence[0]
-        orientation = shared.PlaneOrientationSequence[0].ImageOrientationPatient
-        normal = np.cross(*np.array(orientation, float).reshape(2, 3))
-        spacing = float(measures.SliceThickness)
-        if grid is not None:
-            spacing = float(np.abs(LPS_TO_RAS_AFFINE[:3, :3] @ normal @ grid.affine[:3, :3]).max())
-        positions = [
-            np.array(frame.PlanePositionSequence[0].ImagePositionPatient, float) @ normal
-            for frame in dataset.PerFrameFunctionalGroupsSequence
-        ]
-        if "SpacingBetweenSlices" not in measures and _are_multiples(positions, spacing):
-            measures.SpacingBetweenSlices = f"{spacing:.10g}"
+    with suppress(AttributeError, LookupError):  # it has other attributes, or has them by frame
+        _state_slice_spacing(dataset, grid)
     return hd.seg.Segmentation.from_dataset(dataset, copy=False)
+
+
+def _state_slice_spacing(dataset: Any, grid: Grid | None) -> None:
+    """State the spacing of slices in a DICOM SEG that does not.
+
+    Positions do not tell it, since slices without a segment may be missing: it is that of the grid,
+    or else the thickness, if all positions fit.
+    """
+    shared = dataset.SharedFunctionalGroupsSequence[0]
+    measures = shared.PixelMeasuresSequence[0]
+    if "SpacingBetweenSlices" in measures:
+        return
+    orientation = shared.PlaneOrientationSequence[0].ImageOrientationPatient
+    normal = np.cross(*np.array(orientation, float).reshape(2, 3))
+    spacing = float(measures.SliceThickness)
+    if grid is not None:
+        spacing = float(np.abs(LPS_TO_RAS_AFFINE[:3, :3] @ normal @ grid.affine[:3, :3]).max())
+    positions = [
+        float(np.dot(frame.PlanePositionSequence[0].ImagePositionPatient, normal))
+        for frame in dataset.PerFrameFunctionalGroupsSequence
+    ]
+    if _are_multiples(positions, spacing):
+        measures.SpacingBetweenSlices = f"{spacing:.10g}"
 
 
 def _are_multiples(positions: Sequence[float], step: float) -> bool:
