@@ -14,7 +14,16 @@ import httpx
 import nibabel as nib
 import numpy as np
 
-from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, StepTimer, Volume
+from scanloom.core import (
+    Case,
+    Layer,
+    Outputs,
+    ReadOptions,
+    Relations,
+    Segmentation,
+    StepTimer,
+    Volume,
+)
 from scanloom.engine.prepare import OutputTarget, prepare
 from scanloom.engine.steps import run_case
 from scanloom.io.identity import case_id
@@ -116,6 +125,7 @@ def publish_scan(
     kind: type[Bands] = Bands,
     modality: Modality = "CT",
     recipe: str = RECIPE,
+    relations: Relations | None = None,
 ) -> Path:
     """Publish a case of the scan at a path in `folder/out`; return its folder.
 
@@ -128,7 +138,9 @@ def publish_scan(
     [series] = find_series(path)
     number = case_id(series, KEY)
     read = ReadOptions(modality=modality)
-    case = Case(number, series, Outputs(also=tuple(also)), "", recipe, read)
+    outputs = Outputs(also=tuple(also))
+    relations = relations or Relations()
+    case = Case(number, series, outputs, "", recipe, read, relations=relations)
     replace = recipe != RECIPE
     target = OutputTarget(folder / "out", KEY, replace)
     model = kind(weights, first, layers)

@@ -30,11 +30,13 @@ from scanloom.core import (
     Measurement,
     Outputs,
     Reason,
+    Relations,
     ScanError,
     Segmentation,
     Series,
 )
 from scanloom.core.process import lock_file
+from scanloom.core.relations import Asymmetry, Share
 from scanloom.engine.case.differences import outputs_document
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.io.identity import read_key
@@ -50,7 +52,7 @@ from scanloom.io.output.work_folder import clean_up
 from scanloom.io.scan import Scan
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor
-from scanloom.ops.measure import measure
+from scanloom.ops.measure import add_ratios, measure
 from scanloom.review.label_files import LabelFile, read_label_file
 from scanloom.review.report.data import references_of
 from scanloom.review.revisions import (
@@ -169,6 +171,7 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
         ),
         source_hash=document["source"]["hash"],
         recipe=recipe,
+        relations=_ratios(document),
     )
     flags = tuple(Flag[each["code"]] for each in document["flags"])
     flags = tuple(flag for flag in flags if flag is not Flag.EMPTY)  # of the labels before
@@ -183,6 +186,7 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
             own = flags_before.get((m.model, m.label), flags)
             of_case = (flag for flag in flags if flag in own)
             measurements.append(replace(m, flags=(*m.flags, *unusual, *of_case)))
+    measurements = list(add_ratios(measurements, case.relations))
     if not any(m.voxels for m in measurements):
         flags = (*flags, Flag.EMPTY)
     content = CaseContent(case, scan, segmentations, measurements, flags)
@@ -233,6 +237,20 @@ def _segmentations(
         )
         for model, each in layers.items()
     ]
+
+
+def _ratios(document: Mapping[str, Any]) -> Relations:
+    """Return the shares and asymmetries that the workflow of a case asked for."""
+    asked = document.get("relations", {})
+    return Relations(
+        shares=tuple(
+            Share(tuple(each["of"]), tuple(each["structures"])) for each in asked.get("shares", ())
+        ),
+        asymmetries=tuple(
+            Asymmetry(tuple(each["left"]), tuple(each["right"]))
+            for each in asked.get("asymmetries", ())
+        ),
+    )
 
 
 def _recipe(recipe: str, labels: Mapping[str, NDArray[Any]]) -> str:

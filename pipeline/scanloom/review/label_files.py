@@ -6,8 +6,10 @@ Axes may be in another order or direction if the voxels are those of the case.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +66,8 @@ def read_label_file(path: Path, grid: Grid | None) -> LabelFile:
     path : Path
         The file.
     grid : Grid or None
-        Grid of the case; None for that of the file, which must be a plain label map: files of
-        segments may leave out slices of the scan.
+        Grid of the case; None for that of the file, which may leave out slices of the scan if it
+        is one of segments.
 
     Raises
     ------
@@ -88,8 +90,6 @@ def _read(path: Path, grid: Grid | None) -> LabelFile:
     with path.open("rb") as file:
         is_dicom = file.read(132)[128:] == b"DICM"
     if is_slicer or is_dicom:
-        if grid is None:
-            raise ScanError(Reason.GRID_DIFFERS, "segments do not state the grid of their scan")
         return _slicer(path, grid) if is_slicer else _dicom_seg(path, grid)
     volume = _volume(path)
     grid = volume.grid if grid is None else grid
@@ -150,6 +150,26 @@ def on_grid(
     return whole
 
 
+def grid_of_both(first: Grid, second: Grid) -> Grid:
+    """Return the grid with the axes of the first one that holds the voxels of both.
+
+    Raises
+    ------
+    ScanError
+        GRID_DIFFERS if voxels of the second one lie between those of the first.
+    """
+    corners = np.array(list(itertools.product(*((0, n - 1) for n in second.shape))))
+    exact = first.index(second.world(corners))
+    index = np.rint(exact).astype(int)
+    if np.abs(exact - index).max() > TOLERANCE:
+        raise ScanError(Reason.GRID_DIFFERS, _difference(second.shape, second.affine, first))
+    low = np.minimum(index.min(axis=0), 0)
+    shape = np.maximum(index.max(axis=0) + 1, first.shape) - low
+    affine = first.affine.copy()
+    affine[:3, 3] = first.world(low)
+    return Grid(tuple(shape), affine)
+
+
 def _difference(shape: tuple[int, ...], affine: NDArray[np.float64], grid: Grid) -> str:
     """Return in which way a grid is another one."""
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
@@ -178,7 +198,7 @@ def _whole(array: NDArray[Any]) -> NDArray[np.uint16]:
     return array.astype(np.uint16)
 
 
-def _slicer(path: Path, grid: Grid) -> LabelFile:
+def _slicer(path: Path, grid: Grid | None) -> LabelFile:
     """Read a segmentation of 3D Slicer: layers of label maps, and their segments."""
     import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
 
@@ -198,7 +218,7 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     affine = LPS_TO_RAS_AFFINE @ lps
     array = sitk.GetArrayViewFromImage(image)
     stack = array if image.GetNumberOfComponentsPerPixel() > 1 else array[..., None]
-    layers = _layers(stack.transpose(2, 1, 0, 3), affine, grid)
+    layers, grid = _layers(stack.transpose(2, 1, 0, 3), affine, grid)
     names = _by_name(_slicer_segments(image))
     for n, layer in enumerate(layers):
         values = {value for index, value in names.values() if index == n}
@@ -232,33 +252,75 @@ def _by_name(segments: Sequence[tuple[str, tuple[int, int]]]) -> dict[str, tuple
     return names
 
 
-def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
+def _dicom_seg(path: Path, grid: Grid | None) -> LabelFile:
     """Read a DICOM SEG; slices without a segment may be missing in it."""
-    import highdicom as hd
-
     try:
-        dataset = hd.seg.segread(path)
+        dataset = _open_seg(path, grid)
         described = [dataset.get_segment_description(n) for n in dataset.segment_numbers]
         try:  # one label map: a layer for each of a hundred segments needs gigabytes
             volume = dataset.get_volume(combine_segments=True, relabel=True)
             stack, places = volume.array[..., None], [(0, n + 1) for n in range(len(described))]
         except (RuntimeError, ValueError):  # segments overlap, or are fractions
-            volume = hd.seg.segread(path).get_volume()  # the failure left tables in the first one
+            volume = _open_seg(path, grid).get_volume()  # the failure left tables in the first one
             stack, places = volume.array, [(n, 1) for n in range(len(described))]
     except Exception as exc:  # a damaged file makes the readers fail in many ways
         detail = f"the file is no DICOM SEG that can be read ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
-    layers = _layers(stack, LPS_TO_RAS_AFFINE @ volume.affine, grid)
+    layers, grid = _layers(stack, LPS_TO_RAS_AFFINE @ volume.affine, grid)
     labels = [str(each.segment_label) for each in described]
     references = dataset.get("ReferencedSeriesSequence", ())
     series = frozenset(str(each.SeriesInstanceUID) for each in references)
     return LabelFile(layers, _by_name([*zip(labels, places, strict=True)]), grid, series)
 
 
+def _open_seg(path: Path, grid: Grid | None) -> Any:
+    import highdicom as hd
+    from pydicom import dcmread
+
+    dataset = dcmread(path)
+    with suppress(AttributeError, LookupError):  # it has other attributes, or has them by frame
+        _state_slice_spacing(dataset, grid)
+    return hd.seg.Segmentation.from_dataset(dataset, copy=False)
+
+
+def _state_slice_spacing(dataset: Any, grid: Grid | None) -> None:
+    """State the spacing of slices in a DICOM SEG that does not.
+
+    Positions do not tell it, since slices without a segment may be missing: it is that of the grid,
+    or else the thickness, if all positions fit.
+    """
+    shared = dataset.SharedFunctionalGroupsSequence[0]
+    measures = shared.PixelMeasuresSequence[0]
+    if "SpacingBetweenSlices" in measures:
+        return
+    orientation = shared.PlaneOrientationSequence[0].ImageOrientationPatient
+    normal = np.cross(*np.array(orientation, float).reshape(2, 3))
+    spacing = float(measures.SliceThickness)
+    if grid is not None:
+        spacing = float(np.abs(LPS_TO_RAS_AFFINE[:3, :3] @ normal @ grid.affine[:3, :3]).max())
+    positions = [
+        float(np.dot(frame.PlanePositionSequence[0].ImagePositionPatient, normal))
+        for frame in dataset.PerFrameFunctionalGroupsSequence
+    ]
+    if _are_multiples(positions, spacing):
+        measures.SpacingBetweenSlices = f"{spacing:.10g}"
+
+
+def _are_multiples(positions: Sequence[float], step: float) -> bool:
+    """Return whether positions are apart by multiples of a step, within a hundredth of it."""
+    if step <= 0:
+        return False
+    steps = (np.array(positions) - positions[0]) / step
+    return bool(np.abs(steps - np.rint(steps)).max() < 0.01)
+
+
 def _layers(
-    stack: NDArray[Any], affine: NDArray[np.float64], grid: Grid
-) -> tuple[NDArray[np.uint16], ...]:
-    """Return label maps (A, B, C, layers) of segments on a grid, of which they may be a part."""
-    return tuple(
-        _whole(on_grid(stack[..., n], affine, grid, partial=True)) for n in range(stack.shape[3])
-    )
+    stack: NDArray[Any], affine: NDArray[np.float64], grid: Grid | None
+) -> tuple[tuple[NDArray[np.uint16], ...], Grid]:
+    """Return label maps (A, B, C, layers) of segments on a grid, of which they may be a part.
+
+    The grid is their own if it is None.
+    """
+    grid = Grid(stack.shape[:3], affine) if grid is None else grid
+    layers = [on_grid(stack[..., n], affine, grid, partial=True) for n in range(stack.shape[3])]
+    return tuple(map(_whole, layers)), grid

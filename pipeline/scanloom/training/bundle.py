@@ -328,9 +328,12 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         "run": [
             "$@loader and @loader.attach(@trainer)",
             "$@saver and @saver.attach(@trainer)",
+            "$@old_checkpoints and @old_checkpoints.attach(@trainer)",
             "$@record.attach(@trainer)",
             "$@trainer.run()",
-            "$@first and monai.networks.save_state(@averaged_network, @model)",
+            # half a file must not look like a model
+            "$@first and monai.networks.save_state(@averaged_network, @model + '.part')",
+            "$@first and os.replace(@model + '.part', @model)",
         ],
     }
 
@@ -525,6 +528,7 @@ def _trainer(recipe: TrainingRecipe) -> Json:
         "lr_scheduler": "@lr_scheduler",
         "trainer": "@trainer",
     }
+    every = recipe.schedule.validate_every
     handlers: list[Any] = [
         {
             "_target_": f"{HANDLERS}.EpochSeed",
@@ -541,9 +545,14 @@ def _trainer(recipe: TrainingRecipe) -> Json:
         {
             "_target_": "ValidationHandler",
             "validator": "@evaluator",
-            # a training of fewer epochs is validated at its end
-            "interval": f"$min({recipe.schedule.validate_every}, @epochs)",
+            "interval": every,
             "_disabled_": "$not @validation_cases",
+        },
+        {  # the weights that are kept
+            "_target_": "ValidationHandler",
+            "validator": "@evaluator",
+            "interval": "@epochs",
+            "_disabled_": f"$not @validation_cases or @epochs % {every} == 0",
         },
         {
             "_target_": "TensorBoardStatsHandler",
@@ -576,6 +585,11 @@ def _trainer(recipe: TrainingRecipe) -> Json:
             "n_saved": 2,
             "_disabled_": "$not @first",
         },
+        "old_checkpoints": {
+            "_target_": f"{HANDLERS}.OldCheckpoints",
+            "folder": "@checkpoints",
+            "_disabled_": "$not @first",
+        },
         "checkpoint": "$last_checkpoint(@checkpoints)",
         "loader": {
             "_target_": "CheckpointLoader",
@@ -590,6 +604,7 @@ def _trainer(recipe: TrainingRecipe) -> Json:
             "epochs": "@epochs",
             "evaluator": "@evaluator",
             "optimizer": "@optimizer",
+            "spacing": list(recipe.spacing),
         },
     }
 

@@ -8,13 +8,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from scanloom.core import Reason, ScanError, Volume, read_error
+from scanloom.core import Grid, Reason, ScanError, Volume, read_error
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
@@ -169,7 +169,7 @@ def _in_folders(images: Path, labels: Path) -> list[Pair]:
     both = sorted(named.keys() & by_name.keys())
     if not both:
         raise ScanError(Reason.TRAINING_DATA, "no image has a label map of the same file name")
-    if f"{both[0]}_0001" in named:
+    if any(f"{name}_0001" in named for name in both):
         detail = "the images have several channels (_0001), a training takes one: list its images"
         raise ScanError(Reason.TRAINING_DATA, detail)
     folds = recorded(labels.parent, "fold")
@@ -319,6 +319,17 @@ class Checked(NamedTuple):
     scan_sha256: str
 
 
+def on_axes_of(grid: Grid, volume: Volume) -> Volume:
+    """Return a volume with its axes in the order and direction of a grid's."""
+    import nibabel as nib
+
+    own, wanted = (nib.io_orientation(each.affine) for each in (volume.grid, grid))
+    change = nib.orientations.ornt_transform(own, wanted)
+    array = nib.apply_orientation(volume.array, change)
+    turn = nib.orientations.inv_ornt_aff(change, volume.grid.shape)
+    return replace(volume, array=array, grid=Grid(array.shape, volume.grid.affine @ turn))
+
+
 def _examine(recipe: TrainingRecipe, pair: Pair) -> str | Checked:
     """Return the problem of a case, or what is known of it."""
     volumes = {}
@@ -330,6 +341,8 @@ def _examine(recipe: TrainingRecipe, pair: Pair) -> str | Checked:
         except ScanError as exc:
             return f"the {kind} can't be read: {exc.reason.code}"
     image, label = volumes.get("image"), volumes["label map"]
+    if image is not None:
+        label = on_axes_of(image.grid, label)
     # a tenth of a voxel: programs that write label maps round the affine
     if image is not None and not image.grid.matches(label.grid, 0.1 * min(image.grid.spacing)):
         return "the grids of image and label map differ"
@@ -339,7 +352,7 @@ def _examine(recipe: TrainingRecipe, pair: Pair) -> str | Checked:
         known |= {*recipe.drawing.others}
     unknown = [number for number in numbers.tolist() if number not in known]
     if unknown:
-        return f"the label map has {unknown[0]:g}, which no structure has"
+        return f"the label map has {unknown[0]:.9g}, which no structure has"
     if image is not None:
         deviation = float(image.array.std(dtype=np.float64))
         if not np.isfinite(deviation) or deviation == 0.0:

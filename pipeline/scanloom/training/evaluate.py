@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Reason, ScanError, did_you_mean
+from scanloom.core import Grid, Reason, ScanError, did_you_mean
 from scanloom.engine.results.tables import write_table
 from scanloom.io.output.crosswalk import path_text
 from scanloom.io.output.json_file import write_document
@@ -22,6 +22,7 @@ from scanloom.io.output.layout import CASES
 from scanloom.io.output.measurements import SIGNIFICANT_DIGITS
 from scanloom.io.system.atomic_write import atomic_write, check_replaceable
 from scanloom.io.system.disk_errors import output_error
+from scanloom.review.label_files import grid_of_both, on_grid
 from scanloom.training.label_sets import (
     IGNORED,
     CaseLabels,
@@ -474,7 +475,19 @@ def read_pair(prediction: CaseLabels, reference: CaseLabels) -> tuple[Labels, La
         referred = reference.read(None)
         return prediction.read(referred.grid), referred
     predicted = prediction.read(None)
-    return predicted, reference.read(predicted.grid)
+    if prediction.has_grid:
+        return predicted, reference.read(predicted.grid)
+    # each may leave out other slices
+    referred = reference.read(None)
+    grid = grid_of_both(referred.grid, predicted.grid)
+    return extended(predicted, grid), extended(referred, grid)
+
+
+def extended(labels: Labels, grid: Grid) -> Labels:
+    """Return labels on a grid of which theirs is a part."""
+    own = labels.grid.affine
+    layers = tuple(on_grid(layer, own, grid, partial=True) for layer in labels.layers)
+    return replace(labels, layers=layers, grid=grid)
 
 
 Region = tuple[int, Values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.codes import color
 from scanloom.core import Flag, Grid, ScanError, Volume, counted, plain_number
-from scanloom.review.label_files import on_grid
+from scanloom.review.label_files import grid_of_both, on_grid
 from scanloom.review.preview import slicing
 from scanloom.review.preview.content import acquired_axis
 from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
@@ -29,11 +30,12 @@ from scanloom.training.evaluate import (
     Side,
     StructureRow,
     StructureSummary,
+    extended,
     match_structures,
     read_pair,
 )
 from scanloom.training.label_sets import CaseLabels, Labels, Names
-from scanloom.training.metrics import Agreement
+from scanloom.training.metrics import FEWEST_PATIENTS, Agreement
 
 MAX_PLOTS: Final = 24
 """Structures with a plot of volumes, those of the lowest Dice: a plot has a dot per case."""
@@ -90,6 +92,7 @@ def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
         titles=TITLES,
         number=_number,
         counted=counted,
+        fewest_patients=FEWEST_PATIENTS,
         cases={
             side: len({row.case for row in evaluation.rows if row.side == side})
             for side in evaluation.sides
@@ -161,6 +164,8 @@ def _lowest_structures(evaluation: Evaluation) -> list[StructureSummary]:
 PLOT_WIDTH, PLOT_HEIGHT = 400, 240
 LEFT, RIGHT, BOTTOM, TOP = 58, 310, 40, 12
 """Edges of the area of a plot, in pixels; names of lines are right of it."""
+LINE = 13
+"""Height of a line of text, in pixels."""
 _SOFT = "#7a8794"
 
 
@@ -179,7 +184,7 @@ def _volume_plot(summary: StructureSummary, agreements: Sequence[Agreement]) -> 
     plot.level(0.0, INK)
     plot.level(mean_error, BAR, f"mean {plain_number(mean_error, 3, '+')}")
     for limit in limits:
-        plot.level(limit, _SOFT, plain_number(limit, 3, "+"))
+        plot.level(limit, _SOFT, plain_number(limit, 3, "+"), mean_error)
     for mean, error in zip(means, errors, strict=True):
         plot.dot(mean, error)
     text = f"mean error {_number(mean_error, 2, '+')} ml"
@@ -228,10 +233,13 @@ class _Plot(Drawing):
         middle = (TOP + PLOT_HEIGHT - BOTTOM) / 2
         self._text(10, middle, name_y, "middle", transform=f"rotate(-90 10 {middle:g})")
 
-    def level(self, value: float, ink: str, name: str = "") -> None:
-        """Draw a line across, with its name at its right end."""
+    def level(self, value: float, ink: str, name: str = "", beside: float | None = None) -> None:
+        """Draw a line across, with its name at its right end, apart from that of another value."""
         y = self._y(value)
         self._line(LEFT, y, RIGHT, y, ink, **{"stroke-dasharray": "4 3"} if name else {})
+        if beside is not None:
+            other = self._y(beside)
+            y = max(y, other + LINE) if value < beside else min(y, other - LINE)
         self._text(RIGHT + 4, y, name, "start")
 
     def dot(self, x: float, y: float) -> None:
@@ -283,22 +291,19 @@ def _pictures(
     """Return title and picture of the reference and of each prediction, in one slice."""
     of_case = evaluation.pairs[row.case]
     reference = of_case["reference"]
+    read = {
+        side: read_pair(of_case[side], reference) for side in evaluation.sides if side in of_case
+    }
+    if not read:
+        return ()
+    grid = functools.reduce(grid_of_both, [predicted.grid for predicted, _ in read.values()])
     maps: dict[str, NDArray[np.uint16]] = {}
-    grid = None
-    for side in evaluation.sides:
-        prediction = of_case.get(side)
-        if prediction is None:
-            continue
-        predicted, referred = read_pair(prediction, reference)
-        if grid is not None and not predicted.grid.matches(grid):
-            continue
-        grid = predicted.grid
+    for side, pair in read.items():
+        predicted, referred = (extended(each, grid) for each in pair)
         regions = match_structures(predicted, referred, labels, evaluation.names, [row.structure])
-        both = [{n: pair[which] for n, pair in regions.items()} for which in (0, 1)]
+        both = [{n: each[which] for n, each in regions.items()} for which in (0, 1)]
         maps.setdefault("reference", _numbered(referred, both[1], evaluation, row.structure))
         maps[SIDE_TITLES[side]] = _numbered(predicted, both[0], evaluation, row.structure)
-    if grid is None:
-        return ()
     number = evaluation.structures.index(row.structure) + 1
     slice_ = _Slice(grid, [each == number for each in list(maps.values())[:2]])
     scan = _scan([reference, *(of_case[s] for s in evaluation.sides if s in of_case)])

@@ -57,14 +57,40 @@ def last_checkpoint(folder: str) -> str | None:
     MONAI's CheckpointSaver writes in place. A file that a killed process left half-written has no
     directory at its end, so it is no ZIP file.
     """
+    return next((str(file) for file in _checkpoints(folder) if zipfile.is_zipfile(file)), None)
+
+
+def _checkpoints(folder: str) -> list[Path]:
+    """Return the files of checkpoints in a folder, the last epoch first."""
     numbered = [
         (re.fullmatch(r".*_epoch=(\d+)", file.stem), file) for file in Path(folder).glob("*.pt")
     ]
     epochs = {int(match[1]): file for match, file in numbered if match}
-    return next(
-        (str(epochs[n]) for n in sorted(epochs, reverse=True) if zipfile.is_zipfile(epochs[n])),
-        None,
-    )
+    return [epochs[n] for n in sorted(epochs, reverse=True)]
+
+
+class OldCheckpoints:
+    """Handler that removes all checkpoints but those of the last two epochs.
+
+    MONAI's CheckpointSaver knows only those of its own process: each restart would leave two more.
+
+    Parameters
+    ----------
+    folder : str
+        Folder of the checkpoints.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def attach(self, engine: Any) -> None:
+        """Attach the handler to a trainer, after the one that saves."""
+        engine.add_event_handler(Events.EPOCH_COMPLETED, self)
+
+    def __call__(self, engine: Any) -> None:
+        """Remove older checkpoints."""
+        for file in _checkpoints(self.folder)[2:]:
+            file.unlink(missing_ok=True)
 
 
 COLUMNS: Final = (
@@ -99,9 +125,19 @@ class TrainingRecord:
         The validation, whose key metric goes into the table.
     optimizer : torch.optim.Optimizer
         The optimizer, for its learning rate.
+    spacing : sequence of three floats
+        Voxel spacing of the network grid, mm, for the picture.
     """
 
-    def __init__(self, folder: str, epochs: int, evaluator: Any, optimizer: Any) -> None:
+    def __init__(
+        self,
+        folder: str,
+        epochs: int,
+        evaluator: Any,
+        optimizer: Any,
+        spacing: Sequence[float] = (1.0, 1.0, 1.0),
+    ) -> None:
+        self.spacing = spacing
         self.folder, self.epochs, self.evaluator = Path(folder), epochs, evaluator
         self.optimizer = optimizer
         self.rows: list[dict[str, float | None]] = []
@@ -154,7 +190,8 @@ class TrainingRecord:
     def _picture(self, engine: Any) -> None:
         if len(self.pictures) < PICTURED:
             first = engine.state.output[0]
-            self.pictures.append(draw_case(first["image"], first["label"], first["pred"]))
+            image, label, pred = (first[key] for key in ("image", "label", "pred"))
+            self.pictures.append(draw_case(image, label, pred, self.spacing))
 
     def _write(self, engine: Any) -> None:
         state = engine.state
@@ -216,7 +253,9 @@ def read_table(file: Path) -> list[dict[str, float | None]]:
         return []
 
 
-def draw_case(image: torch.Tensor, label: torch.Tensor, pred: torch.Tensor) -> NDArray[np.uint8]:
+def draw_case(
+    image: torch.Tensor, label: torch.Tensor, pred: torch.Tensor, spacing: Sequence[float]
+) -> NDArray[np.uint8]:
     """Return a strip of a case: three planes, without and with outlines.
 
     Parameters
@@ -226,11 +265,13 @@ def draw_case(image: torch.Tensor, label: torch.Tensor, pred: torch.Tensor) -> N
     label, pred : Tensor
         Reference and prediction, one-hot (structure, i, j, k), the background first. The outline of
         the reference is white, that of the prediction has the structure's colour.
+    spacing : sequence of three floats
+        Voxel spacing, mm.
 
     Returns
     -------
     array of uint8
-        The strip (STRIP_HEIGHT, width, 3).
+        The strip (PANEL, 6 x PANEL, 3).
     """
     values = image[0].float().cpu().numpy()
     reference, predicted = (each.argmax(0).cpu().numpy() for each in (label, pred))
@@ -248,7 +289,8 @@ def draw_case(image: torch.Tensor, label: torch.Tensor, pred: torch.Tensor) -> N
             color = COLORS[(number - 1) % len(COLORS)]
             drawn[_edge(layers[0] == number)] = (255, 255, 255)
             drawn[_edge(layers[1] == number)] = color
-        panels += [_panel(plane), _panel(drawn)]
+        lengths = [values.shape[a] * spacing[a] for a in axes]
+        panels += [_panel(plane, lengths), _panel(drawn, lengths)]
     return np.concatenate(panels, 1)
 
 
@@ -263,11 +305,11 @@ def _edge(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return mask & ~inside
 
 
-def _panel(plane: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a plane with the second axis up, fitted into a square."""
+def _panel(plane: NDArray[np.uint8], lengths: Sequence[float]) -> NDArray[np.uint8]:
+    """Return a plane of lengths in mm with the second axis up, fitted into a square."""
     picture = Image.fromarray(np.ascontiguousarray(plane.transpose(1, 0, 2)[::-1]))
-    scale = (PANEL - 8) / max(picture.size)
-    size = [max(1, round(length * scale)) for length in picture.size]
+    scale = (PANEL - 8) / max(lengths)
+    size = [max(1, round(length * scale)) for length in lengths]
     page = Image.new("RGB", (PANEL, PANEL))
     fitted = picture.resize((size[0], size[1]), Image.Resampling.NEAREST)
     page.paste(fitted, ((PANEL - size[0]) // 2, (PANEL - size[1]) // 2))

@@ -45,6 +45,7 @@ T = TypeVar("T")
 _SEGMENT_SUFFIXES: Final = (".seg.nrrd", ".dcm")
 """Formats of segments, which may leave out slices of the scan."""
 _SUFFIXES: Final = (*_SEGMENT_SUFFIXES, *VOLUME_SUFFIXES)
+_REFERENCED_SERIES: Final = 0x0008_1115
 _DOCUMENTS: Final = ("dataset.json", "datalist.json")
 _CONFIGS: Final = "configs"
 """Folder of a bundle's list of cases."""
@@ -97,8 +98,8 @@ class CaseLabels:
     has_grid : bool
         Whether the files state the grid of the scan.
     read : callable
-        Returns the labels on a grid, or on their own for None. Raises ScanError: GRID_DIFFERS, or
-        why they can't be read.
+        Returns the labels on a grid, or on that of the files for None. Raises ScanError:
+        GRID_DIFFERS, or why they can't be read.
     image : callable
         Returns the scan, None if it can't be read.
     folder : str
@@ -231,6 +232,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
             around = source.parent.name  # files of one name have folders of their own
             file = _scan_name(source)
             names += [record.id, f"{around}/{file}", file]
+            names += [record.series_uid] if record.series_uid else []
             patient = named_patient(record)
         judged = verdicts.get(folder.name, {}) if is_reviewed else None
         cases.append(
@@ -306,15 +308,31 @@ def _file_labels(
     names: Sequence[str] = (),
 ) -> CaseLabels:
     """Return the labels of a file; `values` are those that a dataset names."""
+    further = (*names, _referenced_series(path))
     return CaseLabels(
         name,
-        (name, *(each for each in names if each != name)),
+        (name, *(each for each in further if each not in ("", name))),
         patient,
         path,
         has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
         read=partial(_read_file, path, values),
         image=partial(_image, image),
     )
+
+
+def _referenced_series(path: Path) -> str:
+    """Return the UID of the series that a DICOM SEG refers to; empty if there is not one."""
+    if not path.name.lower().endswith(".dcm"):
+        return ""
+    from pydicom.filereader import read_partial
+
+    try:
+        with path.open("rb") as file:  # not the description of its frames, which may be long
+            dataset = read_partial(file, lambda tag, _, __: tag > _REFERENCED_SERIES)
+        [series] = dataset.ReferencedSeriesSequence
+        return str(series.SeriesInstanceUID)
+    except Exception:  # noqa: BLE001  # damaged files fail in many ways: told when it is read
+        return ""
 
 
 def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:

@@ -209,7 +209,9 @@ class Schedule(Section, frozen=True):
         description="Steps of an epoch, after which a checkpoint is written; by default a pass "
         "over the cases, or 50 steps if that is more",
     )
-    validate_every: int = Field(default=5, ge=1, description="Epochs between validations")
+    validate_every: int = Field(
+        default=5, ge=1, description="Epochs between validations; the last one is at the end"
+    )
     background: Positive = Field(default=1.0, description="Weight of the background in the loss")
     dice: Positive = Field(
         default=1.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -40,6 +41,8 @@ from scanloom.training.recipe import TrainingRecipe
 
 COMPARED: Final = ("train.json", "datalist.json")
 """Configs that must be equal for a training to go on: weights of another one would be mixed in."""
+PLACES: Final = ("data_root", "start")
+"""Values of `train.json` that may change: the same data and weights may lie in another folder."""
 LOCK: Final = ".lock"
 """The file that a training holds a lock of."""
 FULL_BYTES: Final = 1 << 20
@@ -61,12 +64,15 @@ class Prepared:
         Cases with problems.
     content : str
         SHA-256 of all that is trained on: voxels and grids of the cases, weights to start from.
+    not_validated : sequence of str
+        Structures that no case for validation has, if there are such cases.
     """
 
     recipe: TrainingRecipe
     cases: dict[Split, list[Pair]]
     left_out: list[LeftOut]
     content: str = ""
+    not_validated: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -151,12 +157,17 @@ def prepare(
         first = left_out[0]
         detail = f"no case can be trained on; the first of {len(left_out)}: {first.problem}"
         raise ScanError(Reason.TRAINING_DATA, detail)
-    seen = frozenset[str]().union(*(good[pair].structures for pair in used["training"]))
-    if unseen := [each.label for each in recipe.structures if each.label not in seen]:
-        raise ScanError(Reason.TRAINING_DATA, f"no case for training has the structure {unseen[0]}")
+    unseen: dict[Split, list[str]] = {}
+    for split in SPLITS:
+        seen = frozenset[str]().union(*(good[pair].structures for pair in used[split]))
+        unseen[split] = [each.label for each in recipe.structures if each.label not in seen]
+    if unseen["training"]:
+        detail = f"no case for training has the structure {unseen['training'][0]}"
+        raise ScanError(Reason.TRAINING_DATA, detail)
     for pair in (*used["training"], *used["validation"]):
         content.update(good[pair].sha256.encode())
-    return Prepared(recipe, used, left_out, content.hexdigest())
+    not_validated = unseen["validation"] if used["validation"] else []
+    return Prepared(recipe, used, left_out, content.hexdigest(), not_validated)
 
 
 def _check_model(recipe: TrainingRecipe) -> None:
@@ -200,6 +211,7 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
         document = {
             "cases": {split: len(prepared.cases[split]) for split in SPLITS},
             "left_out": {each.case: each.problem for each in prepared.left_out},
+            "not_validated": list(prepared.not_validated),
         }
         atomic_write(bundle / "docs" / "data.json", lambda file: write_json(file, document))
     except OSError as exc:
@@ -225,10 +237,14 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
         raise ScanError(Reason.RECIPE, detail)
     with tempfile.TemporaryDirectory() as scratch:
         write_bundle(prepared.recipe, *_relative(prepared), Path(scratch))
+        # a bundle of an earlier version does not know the content of its files
+        has_content = "content" in (_config(bundle, "datalist.json") or {})
         for name in COMPARED:
-            new, old = (_config(folder, name) for folder in (Path(scratch), bundle))
-            # a bundle of an earlier version does not know the content of its files
-            content = None if old is None else old.pop("content", prepared.content)
+            new, old = (_config(folder, name) or {} for folder in (Path(scratch), bundle))
+            content = old.pop("content", prepared.content)
+            if has_content:
+                for document, key in itertools.product((old, new), PLACES):
+                    document.pop(key, None)
             if old != new:
                 detail = "the folder holds the bundle of another recipe, data or version"
                 raise ScanError(Reason.RECIPE, f"{detail}: train into another folder")
@@ -358,7 +374,7 @@ def measure(prepared: Prepared) -> Measured:
         epochs,
         float(row["seconds"]) / MEASURED_STEPS,
         float(row["validation_seconds"] or 0) * count,
-        epochs // min(plan.validate_every, epochs) if count else 0,
+        math.ceil(epochs / plan.validate_every) if count else 0,
         int(row["memory_bytes"]) + _cached_bytes(prepared),
     )
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 from scanloom.inference.device import bfloat16_units, cudnn_version, wrong_cudnn
 from scanloom.interop.images import to_metatensor
 from scanloom.io.read import load_volume
+from scanloom.training.cases import on_axes_of
 
 CONTROL_POINTS: Final = 5
 """Points along each axis of a patch at which a displacement is drawn; linear in between. More of
@@ -66,7 +67,7 @@ class LoadVolumed(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     Parameters
     ----------
     keys : str or sequence of str
-        Paths of scans on one grid.
+        Paths of scans on one grid; axes may be in another order or direction.
     modality : str
         Modality of files that state none.
     """
@@ -80,7 +81,9 @@ class LoadVolumed(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
         read = {key: load_volume(data[key], modality=self.modality) for key in self.keys}
         # a header rounded by another program would give a resampled label map another shape
         grid = read[self.keys[0]].grid
-        tensors = {key: to_metatensor(volume.array, grid) for key, volume in read.items()}
+        tensors = {
+            key: to_metatensor(on_axes_of(grid, volume).array, grid) for key, volume in read.items()
+        }
         return {**data, **tensors}
 
 

@@ -11,8 +11,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from scanloom.core import Flag, Grid, Layer, Reason, ScanError, Segmentation, Structure
+from scanloom.core import Flag, Grid, Layer, Reason, Relations, ScanError, Segmentation, Structure
 from scanloom.core.measurement import Range, ReferenceRange
+from scanloom.core.relations import Asymmetry, Share
 from scanloom.engine.revisions import Correction, _by_name, publish_revision, take_file
 from scanloom.io.extras.segnrrd import write_seg_nrrd
 from scanloom.io.output.measurements import read_measurements
@@ -116,6 +117,29 @@ def test_flags_of_a_revision_are_those_of_its_own_labels(tmp_path: Path) -> None
     correction = Correction({file: labels}, "r1", "brush", seen_of(revision))
     again = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
     assert flags_in(again) == flags_in(case)
+
+
+def test_shares_and_asymmetries_of_a_revision_are_those_of_its_own_labels(tmp_path: Path) -> None:
+    scan = tmp_path / "scan.nii.gz"
+    nib.save(nib.Nifti1Image(review_cases.scan_array(), review_cases.affine_of()), scan)
+    relations = Relations(
+        shares=(Share(("part-1", "part-2"), ("part-1",)),),
+        asymmetries=(Asymmetry(("part-2",), ("part-3",)),),
+    )
+    case = review_cases.publish_scan(tmp_path, scan, relations=relations)
+    [(file, labels)] = read_label_maps(case).items()
+    drawn = labels.copy()
+    drawn[:3, :3, :3] = 1
+
+    correction = Correction({file: drawn}, "r1", "brush", seen_of(case))
+    revision = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
+
+    before, after = (read_measurements(each) for each in (case, revision))
+    one, two, three = (int((drawn == n).sum()) for n in (1, 2, 3))
+    assert after[0].share == pytest.approx(one / (one + two))
+    assert after[0].share_of == before[0].share_of == "threshold/part-1 + threshold/part-2"
+    assert after[1].asymmetry == pytest.approx(200 * (two - three) / (two + three))
+    assert [m.share is None for m in after] == [m.share is None for m in before]
 
 
 def flags_in(folder: Path) -> list[str]:

@@ -72,7 +72,7 @@ class Results:
     def decide(
         self,
         case: str,
-        decision: str | None,
+        decision: str,
         reviewer: str = "r1",
         of_recipe: str | None = None,
         **more: Any,
@@ -154,7 +154,7 @@ def test_a_result_that_replaced_a_judged_one_is_stale_until_it_is_judged(results
 def test_a_decision_about_a_structure_counts_before_that_about_the_case(results: Results) -> None:
     first, second, third, *_ = results.cases
     results.decide(first, "accept", structures={"threshold/part-2": "reject"})
-    results.decide(second, None, structures={"threshold/part-1": "accept"})
+    results.decide(second, "edit", structures={"threshold/part-1": "accept"})
     one = DatasetOptions(structures=("part-1",))
 
     assert taken(results.write(one)) == {first: "accepted", second: "accepted"}
@@ -162,7 +162,7 @@ def test_a_decision_about_a_structure_counts_before_that_about_the_case(results:
     results.decide(third, "accept")
     whole = results.write(DatasetOptions(), "all")
     assert taken(whole) == {third: "accepted"}
-    assert whole.unselected == {"rejected": 1, "unreviewed": 3}
+    assert whole.unselected == {"rejected": 1, "edit": 1, "unreviewed": 2}
 
 
 def test_the_majority_of_reviewers_decides(results: Results) -> None:

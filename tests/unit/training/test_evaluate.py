@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
@@ -13,18 +14,25 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import highdicom as hd
 import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
 from pyarrow import parquet
+from pydicom import Dataset, dcmread
+from pydicom.dataset import FileMetaDataset
+from pydicom.sr.codedict import codes
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Grid, Reason, ScanError
 from scanloom.engine.revisions import take_file
+from scanloom.review.label_files import read_label_file
 from scanloom.review.revisions import read_label_map
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from scanloom.training.evaluate import Evaluation, evaluate
+from scanloom.training.evaluation_page import _volume_plot, render_page
 from scanloom.training.label_sets import LabelSet, open_label_set
 from support.commands import Ended, scanloom
 from support.review_cases import KEY, affine_of, publish, scan_array, seen
@@ -393,6 +401,141 @@ def test_segments_of_slicer_may_lack_slices_of_the_scan(tmp_path: Path) -> None:
         assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
 
 
+def save_segments(path: Path, array: np.ndarray, slices: slice, *, flipped: bool = False) -> None:
+    image = sitk.ReadImage(str(save(path.parent.parent / "whole.nii.gz", array)))[:, :, slices]
+    if flipped:
+        image = sitk.DICOMOrient(image, "RAI")
+    for n, name in enumerate(("Anterior", "Posterior")):
+        image.SetMetaData(f"Segment{n}_Name", name)
+        image.SetMetaData(f"Segment{n}_LabelValue", str(n + 1))
+    path.parent.mkdir(exist_ok=True)
+    sitk.WriteImage(image, str(path))
+
+
+def test_both_sides_may_be_segments_that_lack_slices(tmp_path: Path) -> None:
+    """Neither states the grid of the scan: figures are those of whole label maps."""
+    cut = two_boxes(shift=1)
+    cut[..., :5] = 0
+    for kind, array in (("predictions", cut), ("references", two_boxes())):
+        save(tmp_path / f"whole/{kind}/a.nii.gz", array)
+        write(tmp_path / f"whole/{kind}/dataset.json", DATASET)
+    assert run(tmp_path, "whole/predictions", "whole/references").code == 0
+    expected = table(tmp_path)
+    save_segments(tmp_path / "predictions/a.seg.nrrd", cut, slice(4, 12), flipped=True)
+    save_segments(tmp_path / "references/a.seg.nrrd", two_boxes(), slice(2, 10))
+
+    save_segments(tmp_path / "others/a.seg.nrrd", two_boxes(), slice(3, 9))
+
+    ended = run(tmp_path, "predictions", "references", "--against", tmp_path / "others")
+
+    assert ended.code == 0, ended.err
+    assert [row for row in table(tmp_path) if row["predictions"] == "first"] == expected
+    page = (tmp_path / "evaluation/evaluation.html").read_text()
+    assert page.count("data:image/webp") == 3  # of the worst case: reference and both others
+    apart = two_boxes()[..., 3:9]
+    half = AFFINE.copy()
+    half[:3, 3] += AFFINE[:3, 2] / 2
+    save(tmp_path / "half.nii.gz", apart, half)
+    image = sitk.ReadImage(str(tmp_path / "half.nii.gz"))
+    image.SetMetaData("Segment0_Name", "Anterior")
+    image.SetMetaData("Segment0_LabelValue", "1")
+    image.SetMetaData("Segment1_Name", "Posterior")
+    image.SetMetaData("Segment1_LabelValue", "2")
+    sitk.WriteImage(image, str(tmp_path / "predictions/a.seg.nrrd"))
+    assert "GRID_DIFFERS" in run(tmp_path, "predictions", "references").err
+
+
+def dicom_seg(path: Path, mask: np.ndarray, series: str) -> None:
+    """Write a segment of a CT of 6 slices, only the slices that have voxels; slices (K, J, I)."""
+    slices = []
+    for k in range(6):
+        image = Dataset()
+        image.file_meta = FileMetaDataset()
+        image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        image.SOPClassUID, image.SOPInstanceUID = CTImageStorage, f"{series}.{k + 1}"
+        image.StudyInstanceUID, image.SeriesInstanceUID = "1.2.3", series
+        image.FrameOfReferenceUID, image.Modality = "1.2.4", "CT"
+        image.PatientName = image.PatientID = image.AccessionNumber = image.StudyID = ""
+        image.PatientBirthDate = image.PatientSex = image.StudyDate = image.StudyTime = ""
+        image.Rows, image.Columns, image.PixelSpacing = *mask.shape[1:], [1.5, 1.25]
+        image.ImageOrientationPatient, image.SliceThickness = [1, 0, 0, 0, 1, 0], 2.5
+        image.ImagePositionPatient = [-20, 5, 100 + 2.5 * k]
+        slices.append(image)
+    liver = codes.SCT.Liver
+    description = hd.seg.SegmentDescription(
+        1, "Liver", codes.SCT.Organ, liver, hd.seg.SegmentAlgorithmTypeValues.MANUAL
+    )
+    seg = hd.seg.Segmentation(
+        source_images=slices,
+        pixel_array=mask.astype(np.uint8),
+        segmentation_type=hd.seg.SegmentationTypeValues.BINARY,
+        segment_descriptions=[description],
+        series_instance_uid=hd.UID(),
+        series_number=1,
+        sop_instance_uid=hd.UID(),
+        instance_number=1,
+        manufacturer="x",
+        manufacturer_model_name="x",
+        software_versions="1",
+        device_serial_number="1",
+    )
+    path.parent.mkdir(exist_ok=True)
+    seg.save_as(path)
+
+
+def test_archives_of_dicom_seg_are_paired_by_the_series_that_they_refer_to(tmp_path: Path) -> None:
+    """Files of archives have UUIDs for names; a file has only the slices with voxels."""
+    overlaps = {}
+    for n in (1, 2):
+        reference, prediction = np.zeros((2, 6, 9, 8), bool)
+        reference[1:4, 2:6, 2:6] = True
+        prediction[2:5, 2:6, 2 : 6 + n] = True
+        dicom_seg(tmp_path / f"references/{n}a.dcm", reference, f"1.2.3.{n}")
+        dicom_seg(tmp_path / f"predictions/{9 - n}b.dcm", prediction, f"1.2.3.{n}")
+        dice = 2 * (reference & prediction).sum() / (reference.sum() + prediction.sum())
+        overlaps[f"{n}a"] = pytest.approx(dice)
+
+    ended = run(tmp_path, "predictions", "references")
+
+    assert ended.code == 0, ended.err
+    rows = table(tmp_path)
+    assert {row["case"]: float(row["dice"]) for row in rows} == overlaps
+    assert {row["structure"] for row in rows} == {"liver"}
+    one = ("predictions/8b.dcm", "references/1a.dcm")
+    assert run(tmp_path, *one).code == 0
+    assert float(table(tmp_path)[0]["dice"]) == overlaps["1a"]
+
+
+@pytest.mark.parametrize("slices", [(2,), (1, 4), (1, 3), (1, 2, 3)])
+def test_a_dicom_seg_that_does_not_state_the_spacing_of_slices(
+    tmp_path: Path, slices: tuple[int, ...]
+) -> None:
+    """Positions of the slices that have voxels do not tell it either."""
+    whole = np.zeros((6, 9, 8), bool)
+    whole[:, 2:6, 2:6] = True
+    mask = np.zeros_like(whole)
+    mask[list(slices)] = whole[list(slices)]
+    dicom_seg(tmp_path / "predictions/a.dcm", mask, "1.2.3.1")
+    dicom_seg(tmp_path / "references/a.dcm", whole, "1.2.3.1")
+    dataset = dcmread(tmp_path / "predictions/a.dcm")
+    del dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SpacingBetweenSlices
+    dataset.save_as(tmp_path / "predictions/a.dcm")
+    ml = 16 * 1.25 * 1.5 * 2.5 / 1000
+
+    assert run(tmp_path, "predictions", "references").code == 0
+    [row] = table(tmp_path)
+    assert float(row["dice"]) == pytest.approx(2 * len(slices) / (6 + len(slices)))
+    assert float(row["prediction_ml"]) == pytest.approx(ml * len(slices))
+    assert run(tmp_path, "predictions", "predictions").code == 0
+    [row] = table(tmp_path)
+    assert float(row["reference_ml"]) == pytest.approx(ml * len(slices))
+    affine = np.diag([-1.25, -1.5, 2.5, 1.0])
+    affine[:3, 3] = 20, -5, 100
+    grid = Grid((8, 9, 6), affine)
+    [layer] = read_label_file(tmp_path / "predictions/a.dcm", grid).layers
+    np.testing.assert_array_equal(layer, mask.transpose(2, 1, 0))
+
+
 def test_a_segment_that_one_file_lacks_is_missed_if_the_others_have_it(tmp_path: Path) -> None:
     write(tmp_path / "references/dataset.json", {"labels": {"front": 1, "rear": 2, "tail": 3}})
     (tmp_path / "predictions").mkdir()
@@ -682,13 +825,13 @@ def test_a_difference_is_one_line_of_at_most_80_columns(
     names = ["hippocampus_anterior", "hippocampus_posterior"]
     for folder, shift in (("references", 0), ("first", 1), ("second", 2)):
         write(tmp_path / folder / "dataset.json", {"labels": {names[0]: 1, names[1]: 2}})
-        for n in range(2):
+        for n in range(6):
             save(tmp_path / folder / f"{n}.nii.gz", two_boxes(shift))
     shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
-    interval = r" +2 +[+-]\d+\.\d+ \([+-]\d+\.\d+ to [+-]\d+\.\d+\)$"
+    interval = r" +6 +[+-]\d+\.\d+ \([+-]\d+\.\d+ to [+-]\d+\.\d+\)$"
     assert "(quartiles)" in shown  # the brackets of the differences are an interval
     agreement = (
-        r"^hippo\w+ +2 +0\.\d{3} \(0\.\d{3} to 0\.\d{3}\) +[\d.]+ +[\d.]+ +[+-][\d.]+ +0, 0$"
+        r"^hippo\w+ +6 +0\.\d{3} \(0\.\d{3} to 0\.\d{3}\) +[\d.]+ +[\d.]+ +[+-][\d.]+ +0, 0$"
     )
     assert len(re.findall(agreement, shown, re.MULTILINE)) == 4
     for structure in (*names, "mean of structures"):
@@ -696,6 +839,31 @@ def test_a_difference_is_one_line_of_at_most_80_columns(
             line = rf"^{structure} +{figure}{interval}"
             [found] = re.findall(line, shown, re.MULTILINE)
             assert len(found) <= 80
+    (tmp_path / "references/0.nii.gz").unlink()
+    shown = run(tmp_path, "first", "references", "--against", tmp_path / "second").out
+    assert "mean, no interval (5 patients, it takes 6)" in shown
+    assert re.search(r"^mean of structures +Dice +5 +[+]0\.\d+$", shown, re.MULTILINE)
+
+
+def test_a_page_of_few_cases_shows_what_there_is(tmp_path: Path) -> None:
+    """No interval of three patients, and limits of agreement whose names don't lie on another."""
+    for n in range(3):
+        for folder, shift in (("references", 0), ("first", 1), ("second", 2)):
+            array = two_boxes(shift)
+            if folder != "references":
+                array[0].flat[: 100 + n] = 1  # nearly the same error of the volume in all cases
+            save(tmp_path / folder / f"{n}.nii.gz", array)
+    sets = [open_label_set(tmp_path / name) for name in ("first", "references", "second")]
+    result = evaluate(*sets)
+    page = render_page(result)
+    assert not re.search(r"to \W\)", page)
+    title, picture = _volume_plot(result.summaries[0], result.agreements["first", "1"])
+    assert title == "1"
+    svg = base64.b64decode(picture.data.partition(",")[2]).decode()
+    names = re.findall(r'y="([\d.]+)"[^>]*>(?:mean )?[+]\d', svg)
+    heights = sorted(map(float, names))
+    assert len(heights) == 3
+    assert min(np.diff(heights)) >= 12
 
 
 @pytest.mark.thorough

@@ -254,9 +254,18 @@ def test_undefined_differences_do_not_count() -> None:
     assert first.mean == mean.mean == pytest.approx(0.2)
     assert math.isnan(second.mean)
     assert math.isnan(second.low)
-    [single], _ = paired_differences(values[:1, :1], ["a"])
-    assert single.mean == pytest.approx(0.1)
-    assert math.isnan(single.low)
+
+
+@pytest.mark.parametrize(
+    ("patients", "has_interval"), [(1, False), (2, False), (5, False), (6, True)]
+)
+def test_few_patients_have_no_interval(patients: int, has_interval: bool) -> None:
+    """All their differences have one sign by chance: an interval would exclude 0."""
+    values = np.linspace(0.1, 0.3, patients).repeat(2)[:, None]  # two scans each
+    each, mean = paired_differences(values, [str(n // 2) for n in range(2 * patients)])
+    for found in (*each, mean):
+        assert (found.pairs, found.mean) == (2 * patients, pytest.approx(values.mean()))
+        assert math.isfinite(found.low) == math.isfinite(found.high) == has_interval
 
 
 def test_statistics_leave_out_what_is_undefined() -> None:

@@ -110,7 +110,7 @@ def copy_configs(bundle: Path, to: Path, **changes: Any) -> Path:
 def test_the_table_has_a_row_for_each_epoch(trained: Path) -> None:
     table = rows(trained)
     assert [row["epoch"] for row in table] == ["1", "2", "3"]
-    assert [bool(row["mean_dice"]) for row in table] == [False, True, False]
+    assert [bool(row["mean_dice"]) for row in table] == [False, True, True]
     assert float(table[-1]["loss"]) < float(table[0]["loss"])
     for name in ("training.png", "validation.png"):
         assert (trained / "docs" / name).read_bytes().startswith(b"\x89PNG")
@@ -197,18 +197,59 @@ def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -
     assert card.after == (Normalize(), Normalize())
 
 
-@pytest.mark.parametrize(("every", "interval"), [(2, 2), (9, 3)])
-def test_a_training_of_few_epochs_is_validated_at_its_end(every: int, interval: int) -> None:
+@pytest.mark.parametrize(
+    ("every", "steps", "intervals"), [(2, 16, [2]), (2, 12, [2, 3]), (9, 12, [9, 3])]
+)
+def test_the_last_weights_are_validated_once(every: int, steps: int, intervals: list[int]) -> None:
     from monai.bundle import ConfigParser
 
     from scanloom.training.bundle import train_config
 
-    plan = {"steps": 12, "epoch": 4, "validate_every": every}
+    plan = {"steps": steps, "epoch": 4, "validate_every": every}
     config = train_config(recipe(schedule=plan), Path("data"), 5)
-    handlers = [str(each) for each in config["trainer"]["train_handlers"]]
-    [n] = [n for n, each in enumerate(handlers) if "ValidationHandler" in each]
-    parser = ConfigParser(config)
-    assert parser.get_parsed_content(f"trainer#train_handlers#{n}#interval") == interval
+    parser = ConfigParser(config | {"validation_cases": [{}]})
+    handlers = [
+        f"trainer#train_handlers#{n}"
+        for n, each in enumerate(config["trainer"]["train_handlers"])
+        if "ValidationHandler" in str(each)
+    ]
+    assert [
+        parser.get_parsed_content(f"{each}#interval")
+        for each in handlers
+        if not parser.get_parsed_content(f"{each}#_disabled_")
+    ] == intervals
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+def test_half_a_file_of_weights_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a disk that is full, or of a process that was killed."""
+    import monai
+    from monai.bundle import ConfigParser
+
+    from scanloom.training.bundle import train_config
+
+    model = tmp_path / "model.pt"
+    changes = {"model": str(model), "averaged_network": "$torch.nn.Linear(2, 2)"}
+    run = [each for each in train_config(recipe(), tmp_path, 5)["run"] if "@model" in each]
+
+    def end() -> None:
+        page = {"imports": ["$import os", "$import torch"], "first": True, **changes, "run": run}
+        ConfigParser(page).get_parsed_content("run")
+
+    def fail(_: object, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError
+
+    with monkeypatch.context() as full:
+        full.setattr(monai.networks, "save_state", fail)
+        with pytest.raises(RuntimeError):
+            end()
+    assert not model.exists()
+    end()
+    assert torch.load(model, weights_only=True).keys() == {"weight", "bias"}
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
 
 
 def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path) -> None:
@@ -251,6 +292,34 @@ def test_a_training_does_not_go_on_with_a_label_map_that_was_corrected(tmp_path:
     write_training(prepare(recipe(), data), bundle)
 
 
+def test_a_training_goes_on_where_its_bundle_and_data_were_moved_to(
+    trained: Path, tmp_path: Path
+) -> None:
+    """As from a workstation to a server; weights to start from too."""
+    from scanloom.training.train import prepare, write_training
+
+    start = tmp_path / "model.pt"
+    shutil.copyfile(trained / "models" / "model.pt", start)
+    page = {"filters": [4, 4, 8]}
+    data, bundle = write_data(tmp_path / "data"), tmp_path / "bundle"
+    write_training(prepare(recipe(network={**page, "start": str(start)}), data), bundle)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    data, bundle = (each.rename(moved / each.name) for each in (data, bundle))
+    start = start.rename(moved / "start.pt")
+    prepared = prepare(recipe(network={**page, "start": str(start)}), data)
+
+    write_training(prepared, bundle)
+
+    config = json.loads((bundle / "configs" / "train.json").read_text())
+    assert (config["data_root"], config["start"]) == (str(data), str(start))
+    assert [case.path.parent for case in open_label_set(bundle).cases] == [data / "labels"]
+    other = {**torch.load(start, weights_only=True)}
+    torch.save({name: value + 1 for name, value in other.items()}, start)
+    with pytest.raises(ScanError, match=r"weights to start from are not those"):
+        write_training(prepare(prepared.recipe, data), bundle)
+
+
 def test_a_second_process_does_not_train_the_same_bundle(tmp_path: Path) -> None:
     from scanloom.core.process import lock_file
     from scanloom.training.train import LOCK, run_training
@@ -269,6 +338,36 @@ def test_a_structure_that_no_case_has_is_refused(tmp_path: Path) -> None:
     structures = [{"label": name, "values": n} for n, name in enumerate(("near", "far", "gone"), 1)]
     with pytest.raises(ScanError, match=r"TRAINING_DATA.*no case for training has .* gone"):
         prepare(recipe(structures=structures), data)
+
+
+def test_a_structure_that_no_case_for_validation_has_is_named(tmp_path: Path) -> None:
+    from scanloom.cli.commands.train import data_lines
+    from scanloom.training.train import prepare
+
+    data = write_data(tmp_path)
+    assert len(data_lines(prepare(recipe(), data))) == 1
+    for pair in prepare(recipe(), data).cases["validation"]:
+        array = np.asarray(nib.load(pair.label).dataobj)
+        nib.save(nib.Nifti1Image(np.where(array == 2, 0, array), np.eye(4)), pair.label)
+    _, line = data_lines(prepare(recipe(), data))
+    assert "no case for validation has far" in line
+    alone = recipe(data={"images": "images", "labels": "labels"})
+    assert len(data_lines(prepare(alone, data))) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+def test_pictures_of_long_voxels_have_the_shape_of_the_body() -> None:
+    """A cube of 40 mm, in slices of 5 mm."""
+    from scanloom.training.handlers import PANEL, draw_case
+
+    label = torch.zeros(2, 40, 40, 8)
+    label[1, 10:30, 10:30, 2:6], label[0] = 1, 1 - label[1]
+    image = torch.rand(1, 40, 40, 8)
+    strip = draw_case(image, label, label, (1.0, 1.0, 5.0))
+    assert strip.shape == (PANEL, 6 * PANEL, 3)
+    for plane in range(3):
+        panel = strip[:, 2 * plane * PANEL : (2 * plane + 1) * PANEL].max(axis=2)
+        assert panel.any(axis=0).sum() == panel.any(axis=1).sum() == PANEL - 8
 
 
 @pytest.mark.parametrize(
@@ -367,14 +466,15 @@ def test_a_measurement_says_steps_and_time_and_leaves_nothing(tmp_path: Path) ->
     data = write_data(tmp_path / "data", 5)
     before = sorted(tmp_path.rglob("*"))
     measured = measure(prepare(recipe(), data))
-    assert (measured.steps, measured.epochs, measured.validations) == (12, 3, 1)
+    assert (measured.steps, measured.epochs, measured.validations) == (12, 3, 2)
     assert measured.seconds > 12 * measured.step_s > 0
     assert measured.memory > 100 << 20
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    "problem", ["unreadable", "label map", "grid", "number", "constant", "spacing", "brightness"]
+    "problem",
+    ["unreadable", "label map", "grid", "number", "almost 1", "constant", "spacing", "brightness"],
 )
 def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: str) -> None:
     from scanloom.training.train import prepare
@@ -391,6 +491,9 @@ def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: st
         case "grid":
             affine[0, 3] = 0.3
             nib.save(nib.Nifti1Image(numbers, affine), label)
+        case "almost 1":
+            numbers = numbers * np.float32(1.0000001)
+            nib.save(nib.Nifti1Image(numbers, affine), label)
         case "number":
             nib.save(nib.Nifti1Image(np.where(numbers == 2, 7, numbers), affine), label)
         case "constant":
@@ -402,9 +505,35 @@ def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: st
             nib.save(nib.Nifti1Image(np.where(numbers == 1, -500, array), affine), image)
     prepared = prepare(recipe(), data)
     assert [each.case for each in prepared.left_out] == ["case_3"]
-    words = {"unreadable": "read", "spacing": "extent", "constant": "one value", "number": "has 7"}
+    words = {"unreadable": "read", "spacing": "extent", "constant": "one value"}
+    words |= {"number": "has 7", "almost 1": "has 1.0000001"}
     assert words.get(problem, problem) in prepared.left_out[0].problem
     assert sum(map(len, prepared.cases.values())) == 13
+
+
+def test_a_label_map_may_have_its_axes_in_another_order(tmp_path: Path) -> None:
+    """As of a program that writes LPS or turns the slices."""
+    from scanloom.training.train import prepare
+    from scanloom.training.transforms import LoadVolumed
+
+    data = write_data(tmp_path, 10)
+    before = prepare(recipe(), data)
+    pair = before.cases["training"][0]
+    keys = {"image": pair.image, "label": pair.label}
+    loading = LoadVolumed(list(keys), "MR")
+    expected = loading(keys)
+    stored = nib.Nifti1Image.from_bytes(nib.load(pair.label).to_bytes())
+    for codes in ("LPS", "SAL"):
+        to = nib.orientations.axcodes2ornt(codes)
+        turned = stored.as_reoriented(
+            nib.orientations.ornt_transform(nib.io_orientation(stored.affine), to)
+        )
+        nib.save(nib.Nifti1Image(np.asarray(turned.dataobj), turned.affine), pair.label)
+        assert prepare(recipe(), data).cases == before.cases
+        loaded = loading(keys)
+        for key in keys:
+            assert torch.equal(loaded[key].as_tensor(), expected[key].as_tensor())
+            assert torch.equal(loaded[key].affine, expected[key].affine)
 
 
 def test_an_umlaut_of_two_characters_is_that_of_one(tmp_path: Path) -> None:
@@ -515,12 +644,15 @@ def test_a_fold_without_a_case_is_refused(tmp_path: Path) -> None:
         find_cases(page.data, write_data(tmp_path, 5), 4)
 
 
-def test_a_second_channel_is_not_left_out_in_silence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_second", [slice(None), slice(1, 2)])
+def test_a_second_channel_is_not_left_out_in_silence(tmp_path: Path, with_second: slice) -> None:
+    """Nor where some cases lack it."""
     from scanloom.training.cases import find_cases
 
     data = write_data(tmp_path, 2)
-    for image in list((data / "images").iterdir()):
-        for channel in ("0000", "0001"):
+    images = sorted((data / "images").iterdir())
+    for image in images:
+        for channel in ("0000", "0001") if image in images[with_second] else ("0000",):
             shutil.copy(image, image.with_name(f"{image.name[:6]}_{channel}.nii.gz"))
         image.unlink()
     with pytest.raises(ScanError, match="several channels"):
@@ -605,6 +737,8 @@ def test_monais_own_command_trains_and_a_killed_run_goes_on(trained: Path, tmp_p
     subprocess.run(command, cwd=bundle, env=ENVIRONMENT, check=True, capture_output=True)
     assert same(weights(whole), weights(bundle))
     assert [row["loss"] for row in rows(whole)] == [row["loss"] for row in rows(bundle)]
+    files = sorted(file.name for file in (bundle / "checkpoints").iterdir())
+    assert files == ["checkpoint_epoch=49.pt", "checkpoint_epoch=50.pt"]
 
 
 @pytest.mark.slow
@@ -763,7 +897,7 @@ def test_a_model_is_trained_of_label_maps_alone(tmp_path: Path) -> None:
     from scanloom.convert.readers import read_model
 
     bundle = train_on_maps(tmp_path)
-    assert [bool(row["mean_dice"]) for row in rows(bundle)] == [False, True, False]
+    assert [bool(row["mean_dice"]) for row in rows(bundle)] == [False, True, True]
     assert len(read_model(bundle, {}).structures) == 2
     listed = json.loads((bundle / "configs" / "datalist.json").read_text())
     assert len(listed.pop("content")) == 64  # a SHA-256

@@ -203,9 +203,13 @@ def _show_differences(evaluation: Evaluation) -> None:
     from rich.table import Table
 
     from scanloom.core import counted
+    from scanloom.training.metrics import FEWEST_PATIENTS
 
     patients = counted(evaluation.patients, "patient")
-    console().print(f"Predictions minus --against: mean, 95 % interval (bootstrap of {patients})")
+    interval = f"95 % interval (bootstrap of {patients})"
+    if evaluation.patients < FEWEST_PATIENTS:
+        interval = f"no interval ({patients}, it takes {FEWEST_PATIENTS})"
+    console().print(f"Predictions minus --against: mean, {interval}")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("structure")
     table.add_column("figure")

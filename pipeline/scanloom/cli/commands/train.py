@@ -102,6 +102,9 @@ def data_lines(prepared: Prepared) -> list[str]:
 
     used = ", ".join(f"{len(pairs)} {split}" for split, pairs in prepared.cases.items())
     lines = [f"cases: {used}"]
+    if prepared.not_validated:
+        listed = ", ".join(prepared.not_validated[:SHOWN])
+        lines.append(f"no case for validation has {listed}: the mean Dice says nothing of it")
     if prepared.left_out:
         lines.append(f"left out: {counted(len(prepared.left_out), 'case')}")
         lines += [f"  {each.case}: {each.problem}" for each in prepared.left_out[:SHOWN]]

@@ -68,7 +68,7 @@ class Verdict:
     reviewer : str
         Code of the reviewer, such as "r1".
     decision : "accept", "edit", "reject" or None
-        About the case; None if only structures were judged, or if the line undoes another.
+        About the case; None if the line undoes another.
     structures : mapping
         Decisions about single structures, by "<model>/<label>".
     tags : tuple of str
@@ -137,13 +137,13 @@ def verdict_from_plain(plain: Mapping[str, Any]) -> Verdict:
     ValueError, LookupError, TypeError
         If it was not written by scanloom.
     """
-    decision, tags = plain["decision"], tuple(plain["tags"])
-    if decision not in (*DECISIONS, None) or not set(tags) <= TAGS.keys():
+    decision, undoes, tags = plain["decision"], plain["undoes"], tuple(plain["tags"])
+    allowed = DECISIONS if undoes is None else (None,)
+    if decision not in allowed or not set(tags) <= TAGS.keys():
         raise ValueError("an unknown decision or tag")
     structures = dict(plain["structures"])
     if not set(structures.values()) <= set(DECISIONS):
         raise ValueError("an unknown decision")
-    undoes = plain["undoes"]
     return Verdict(
         case=str(plain["case"]),
         reviewer=str(plain["reviewer"]),
@@ -167,7 +167,6 @@ STATES: Mapping[str, str] = {
     "reject": "rejected",
     "disagreed": "disagreed",
     "stale": "replaced since its review",
-    "open": "only structures judged",
 }
 """Words for the state of a case with verdicts."""
 
@@ -240,7 +239,7 @@ def state_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> str:
     -------
     str
         A decision (that of the majority), "disagreed", "stale" if all are about another result, or
-        "open".
+        "open" without any.
     """
     current = about(seen, verdicts)
     if not current:
@@ -248,5 +247,5 @@ def state_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> str:
     if differ(current):
         return "disagreed"
     # the last verdict first: of decisions that are equally frequent it counts
-    decided = [v.decision or "open" for v in sorted(current.values(), key=lambda v: -v.number)]
+    decided = [v.decision for v in sorted(current.values(), key=lambda v: -v.number) if v.decision]
     return max(decided, key=decided.count)

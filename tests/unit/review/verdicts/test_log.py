@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_verdicts_come_back_as_they_were(log: VerdictLog) -> None:
     assert read_verdicts(log.out) == [kept]
     assert (kept.number, kept.decision, kept.structures) == (1, "edit", {"m/liver": "reject"})
     assert (kept.tags, kept.seconds, kept.comment) == (("leak",), 12.5, False)
+
+
+def test_a_line_decides_about_its_case_or_undoes_another(log: VerdictLog) -> None:
+    log.append(replace(verdict(), decision=None, structures={"m/liver": "accept"}))
+    with pytest.raises(ScanError, match="REVIEW_DAMAGED"):
+        read_verdicts(log.out)
 
 
 def test_the_last_verdict_counts_and_undo_restores_the_one_before(log: VerdictLog) -> None:

@@ -92,12 +92,12 @@ def test_a_row_for_each_decision_that_counts(log: VerdictLog) -> None:
 
 
 def test_no_cell_is_a_formula(log: VerdictLog) -> None:
-    give(log, cases(log.out)[0], "r1", None, structures={"=1+1/@liver": "accept"})
+    give(log, cases(log.out)[0], "r1", "accept", structures={"=1+1/@liver": "accept"})
 
     write_review_tables(log.out)
 
     with (log.out / "review" / "review.csv").open(newline="") as file:
-        [row] = csv.DictReader(file)
+        _, row = csv.DictReader(file)
     assert row["subject"] == "'=1+1/@liver"
 
 
