@@ -83,7 +83,7 @@ def home_labels(card: ModelCard, volume: Volume) -> np.ndarray:
 )
 def test_labels_are_those_of_totalsegmentators_steps(weights, task, volume):
     """Resampled corner to corner, truncated, united, mapped back by nearest neighbour."""
-    card = load_card(weights / task)
+    card = load_card(weights, {"task": task})
 
     segmentation = make_predictor(card, FULL, device="cpu").predict(volume)
 
@@ -94,7 +94,7 @@ def test_labels_are_those_of_totalsegmentators_steps(weights, task, volume):
 def test_all_parts_share_one_resampling(weights):
     """The step "resample" of the whole scan runs once; parts see the small scan."""
     steps = []
-    card = load_card(weights / "total_mr")
+    card = load_card(weights, {"task": "total_mr"})
     predictor = make_predictor(card, FULL, device="cpu")
     shapes = []
     for member in predictor.parts:
@@ -116,7 +116,7 @@ def test_all_parts_share_one_resampling(weights):
 def test_scan_is_cropped_to_the_structures_of_a_rough_model(weights, task):
     """The box has TotalSegmentator's margin in voxels; labels lie at their places in the scan."""
     volume = scan((3.0, 2.4, 4.0), (40, 45, 24), "LPS")
-    card = load_card(weights / task)
+    card = load_card(weights, {"task": task})
     rough = make_predictor(card.stage.card, FULL, device="cpu").predict(volume).layers[0]
     extent = {
         s.label: np.argwhere(rough.labels == s.number)
@@ -145,7 +145,7 @@ def test_scan_is_cropped_to_the_structures_of_a_rough_model(weights, task):
 
 def test_scan_without_the_structures_has_an_empty_result(weights):
     """No box, no labels: as TotalSegmentator."""
-    card = load_card(weights / "liver_segments")
+    card = load_card(weights, {"task": "liver_segments"})
     card = replace(card, stage=replace(card.stage, labels=("no_such_label",)))
     clock = StepTimer()
 
@@ -161,7 +161,7 @@ def test_scan_without_the_structures_has_an_empty_result(weights):
 
 def test_only_requested_parts_run(weights):
     """The other network is not loaded; structures keep their numbers."""
-    card = load_card(weights / "total_mr")
+    card = load_card(weights, {"task": "total_mr"})
     volume = scan((3.0, 3.0, 3.0), (12, 12, 9), "RAS", "MR")
 
     predictor = make_predictor(card, FULL, device="cpu", structures=("brain",))
@@ -175,7 +175,7 @@ def test_only_requested_parts_run(weights):
 
 def test_work_and_memory_are_those_of_all_networks(weights):
     """Weights count together, windows too; memory is that of the largest network."""
-    card = load_card(weights / "liver_segments")
+    card = load_card(weights, {"task": "liver_segments"})
     grid = Grid((64, 64, 40), np.diag([2.0, 2.0, 3.0, 1.0]))
     submodel, stage = card.parts[0], card.stage.card
 
@@ -186,13 +186,15 @@ def test_work_and_memory_are_those_of_all_networks(weights):
     assert base_bytes([card]) - base_bytes([]) == sum(sizes) + max(sizes)
     whole, alone = (estimate_case(grid, np.int16, [each]) for each in (card, stage))
     assert whole.host["network"] > alone.host["network"]
-    needed = needed_parts(load_card(weights / "total_mr"), ("brain",))
-    assert window_values(needed, grid) < window_values(load_card(weights / "total_mr"), grid)
+    needed = needed_parts(load_card(weights, {"task": "total_mr"}), ("brain",))
+    assert window_values(needed, grid) < window_values(
+        load_card(weights, {"task": "total_mr"}), grid
+    )
 
 
 def test_small_components_are_removed_on_request(weights):
     """Components are removed on the grid of the united labels, before they are mapped back."""
-    card = load_card(weights / "total_mr")
+    card = load_card(weights, {"task": "total_mr"})
     volume = scan((1.5, 1.5, 1.5), (20, 18, 16), "RAS", "MR")
     cleaning = replace(FULL, remove_small=200.0)
 
@@ -215,7 +217,7 @@ def test_a_requested_structure_has_the_labels_of_the_cropped_scan(tmp_path):
     """TotalSegmentator's `roi_subset`: the rough model's box, then the task on that box."""
     write_task(tmp_path, "total_fastest")
     volume = scan((3.0, 3.0, 3.0), (40, 36, 30), "RAS")
-    card = load_card(tmp_path / "total_fastest")
+    card = load_card(tmp_path, {"task": "total_fastest"})
     whole = make_predictor(replace(card, subset=None), FULL, device="cpu").predict(volume)
     labels = whole.layers[0].labels
     extent = {
