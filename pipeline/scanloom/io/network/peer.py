@@ -351,7 +351,10 @@ def cut_off(association: Any) -> None:
     """Close the connection of an association, whatever waits for it, or for its threads."""
     association._is_paused = True  # a request waits for that, even if the thread has died
     with suppress(Exception):
-        association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
+        connection = association.dul.socket.socket
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()  # pynetdicom does not close one that it can't shut down any more
 
 
 @contextmanager

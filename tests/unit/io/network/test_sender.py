@@ -114,12 +114,13 @@ def test_a_request_ends_although_its_reactor_has_died(
 ) -> None:
     monkeypatch.setattr(peer_module, "GRACE_S", 0.2)
     monkeypatch.setattr(peer_module, "PAUSE_S", 0.1)
-    errors = list[Exception]()
+    errors, connections = list[Exception](), list[socket.socket]()
 
     def talk(port: int) -> None:
         address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=0.5)
         try:
             with DicomPeer(address, [REFERENCE], lambda report: True) as peer:
+                connections.append(peer._made.dul.socket.socket)
                 peer._made._kill = True  # as its other thread does for a broken PDU
                 peer._made.join(5)
                 peer._made._is_paused = False
@@ -133,3 +134,4 @@ def test_a_request_ends_although_its_reactor_has_died(
         thread.join(60)
         assert not thread.is_alive()
     assert errors
+    assert [connection.fileno() for connection in connections] == [-1]  # it is closed
