@@ -191,6 +191,7 @@ class _Tls:
                 negotiate(*arguments)
             except OSError as exc:
                 self.failure = tls_failure(exc) or type(exc).__name__
+                wrapped.close()  # which its caller can't any more
                 raise
 
         wrapped.do_handshake = do_handshake

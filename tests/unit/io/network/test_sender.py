@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -107,6 +108,17 @@ def test_an_answer_without_end_is_cut_off() -> None:
         with pytest.raises(peer_module.UnreachableError):
             DicomPeer(address, [REFERENCE], lambda report: True).__enter__()
     assert sent[0] < 1 << 26
+
+
+def test_a_connection_whose_tls_fails_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        made = peer_module._Tls(ssl.create_default_context()).wrap_socket(
+            socket.socket(), server_hostname="localhost"
+        )
+        made.settimeout(0.2)  # the server says nothing
+        with pytest.raises(OSError, match="timed out"):
+            made.connect(server.getsockname())
+        assert made.fileno() == -1
 
 
 def test_a_request_ends_although_its_reactor_has_died(
