@@ -265,7 +265,7 @@ def _section(model: type[BaseModel], names: Sequence[str]) -> object:
     kind: object = model
     for name in names:
         kind = get_args(kind)[1] if get_origin(kind) is dict else _keys(kind).get(name)
-        if get_origin(kind) is tuple:  # a list of sections
+        if get_origin(kind) is tuple or type(None) in get_args(kind):  # a list, or not needed
             kind = get_args(kind)[0]
     return kind if _keys(kind) else None
 
