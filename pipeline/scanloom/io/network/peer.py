@@ -289,7 +289,11 @@ class DicomConnection:
         with deadline(RELEASE_S + GRACE_S, self.cut), suppress(Exception):
             if self._made.is_established:
                 self._made.release()
+        connection = self._made.dul.socket.socket
         cut_off(self._made)
+        if connection is not None:  # pynetdicom closes none that it can't shut down any more
+            self._made.dul.join(GRACE_S)  # before another one has its number
+            connection.close()
 
     def cut(self) -> None:
         """Close the connection, whatever waits for it; another thread may call it."""
@@ -352,10 +356,7 @@ def cut_off(association: Any) -> None:
     """Close the connection of an association, whatever waits for it, or for its threads."""
     association._is_paused = True  # a request waits for that, even if the thread has died
     with suppress(Exception):
-        connection = association.dul.socket.socket
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-        connection.close()  # pynetdicom does not close one that it can't shut down any more
+        association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
