@@ -227,6 +227,7 @@ class DicomConnection:
             self._entity.add_requested_context(sop_class, UID(syntax))
         self._made: Any = None
         self._opened: list[Any] = []
+        self._connections: list[socket.socket] = []
 
     def _handlers(self) -> list[Any]:
         """Return the handlers of the association's events."""
@@ -237,6 +238,7 @@ class DicomConnection:
         association = event.assoc
         association._reactor_checkpoint = ReactorCheckpoint()
         self._opened.append(association)
+        self._connections.append(association.dul.socket.socket)
         read = association.dul.socket.recv
 
         def recv(count: int) -> Any:
@@ -271,6 +273,7 @@ class DicomConnection:
         self._made = made
         if made.is_established:
             return self
+        self._close()
         if not self._opened:
             gc.collect()  # pynetdicom leaves sockets of failed connections open, in cycles
             if context is not None and context.failure:
@@ -289,10 +292,14 @@ class DicomConnection:
         with deadline(RELEASE_S + GRACE_S, self.cut), suppress(Exception):
             if self._made.is_established:
                 self._made.release()
-        connection = self._made.dul.socket.socket
-        cut_off(self._made)
-        if connection is not None:  # pynetdicom closes none that it can't shut down any more
-            self._made.dul.join(GRACE_S)  # before another one has its number
+        self._close()
+
+    def _close(self) -> None:
+        """Cut the connection off, and close it: pynetdicom closes none that the peer ended."""
+        for each in self._opened:
+            cut_off(each)
+            each.dul.join(GRACE_S)  # it reads: another connection may get the same descriptor
+        for connection in self._connections:
             connection.close()
 
     def cut(self) -> None:

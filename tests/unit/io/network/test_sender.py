@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 import time
 from pathlib import Path
@@ -110,6 +111,22 @@ def test_an_answer_without_end_is_cut_off() -> None:
     assert sent[0] < 1 << 26
 
 
+def test_a_connection_that_the_peer_ends_is_closed() -> None:
+    def end(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()  # with a reset
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=end, args=(server,), daemon=True).start()
+        port = server.getsockname()[1]
+        address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=5)
+        peer = DicomPeer(address, [REFERENCE], lambda report: True)
+        with pytest.raises(peer_module.UnreachableError, match="answers no request"), peer:
+            pass
+    assert [connection.fileno() for connection in peer._connections] == [-1]
+
+
 def test_a_connection_whose_tls_fails_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         made = peer_module._Tls(ssl.create_default_context()).wrap_socket(
@@ -132,7 +149,7 @@ def test_a_request_ends_although_its_reactor_has_died(
         address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=0.5)
         try:
             with DicomPeer(address, [REFERENCE], lambda report: True) as peer:
-                connections.append(peer._made.dul.socket.socket)
+                connections.extend(peer._connections)
                 peer._made._kill = True  # as its other thread does for a broken PDU
                 peer._made.join(5)
                 peer._made._is_paused = False
