@@ -549,16 +549,19 @@ def test_send_refuses_a_changed_case_and_sends_the_others(case: Path, tmp_path: 
 def test_send_beside_listen(tmp_path: Path) -> None:
     """The receiver delivers and takes the reports; the command watches."""
     port, out, name = free_port(), tmp_path / "site" / "out", "case" + 22 * "a"
-    case, other = write_case(out, name), write_case(out, f"{canaries.BIRDS[0]}_2")
+    outbox, first = Outbox(outbox_folder(out)), write_case(out, "first")
     with running_target(
         tmp_path / "t", own_process=True, commit="own port", report_to=port
     ) as target:
         keys = target_keys(target.port, commitment="yes")
         with listening(tmp_path / "site", port=port, targets=[keys]) as receiver:
+            outbox.add(first, "pacs")
+            wait_until_settled(outbox)  # the receiver has the lock of those who deliver
+            case, other = write_case(out, name), write_case(out, f"{canaries.BIRDS[0]}_2")
             page = tmp_path / "site" / "site.yaml"
-            ended = scanloom("send", out, "--to", "pacs", "--site", page)
+            ended = scanloom("send", out, "--to", "pacs", "--site", page, case.name, other.name)
             assert receiver.stop() == 0
-        assert target.has(case, other)
+        assert target.has(first, case, other)
     assert ended.code == 0
     assert ended.out.count("delivered (committed)") == 6
     assert f"pacs has dicom/segmentation.dcm of case {name}: committed" in receiver.log

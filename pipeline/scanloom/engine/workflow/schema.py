@@ -145,6 +145,7 @@ _EXPECTED = (
     ("float_", "a number"),
     ("bool_", "yes or no"),
     ("string_type", "text, in quotes where YAML sees yes, no or a number"),
+    ("invalid_key", "text, in quotes where YAML sees yes, no or a number"),
     ("tuple_type", "a word, or a list of them, in quotes where YAML sees yes, no or a number"),
     ("model_type", "keys and values"),
     ("dataclass_type", "keys and values"),
@@ -165,7 +166,11 @@ def explain_errors(
     several kinds of values is told in one message.
     """
     told: dict[str, list[str]] = {}
-    for error in errors.errors():
+    found = errors.errors()
+    outer = {each["loc"][:n] for each in found for n in range(len(each["loc"]))}
+    for error in found:
+        if error["type"] == "too_short" and error["loc"] in outer:
+            continue  # pydantic does not count entries with mistakes
         where, what = _explain(model, root, document, dict(error))
         told.setdefault(where, []).append(what)
     messages = []
@@ -260,7 +265,7 @@ def _section(model: type[BaseModel], names: Sequence[str]) -> object:
     kind: object = model
     for name in names:
         kind = get_args(kind)[1] if get_origin(kind) is dict else _keys(kind).get(name)
-        if get_origin(kind) is tuple:  # a list of sections
+        if get_origin(kind) is tuple or type(None) in get_args(kind):  # a list, or not needed
             kind = get_args(kind)[0]
     return kind if _keys(kind) else None
 

@@ -191,6 +191,7 @@ class _Tls:
                 negotiate(*arguments)
             except OSError as exc:
                 self.failure = tls_failure(exc) or type(exc).__name__
+                wrapped.close()  # which its caller can't any more
                 raise
 
         wrapped.do_handshake = do_handshake
@@ -226,6 +227,7 @@ class DicomConnection:
             self._entity.add_requested_context(sop_class, UID(syntax))
         self._made: Any = None
         self._opened: list[Any] = []
+        self._connections: list[socket.socket] = []
 
     def _handlers(self) -> list[Any]:
         """Return the handlers of the association's events."""
@@ -236,6 +238,7 @@ class DicomConnection:
         association = event.assoc
         association._reactor_checkpoint = ReactorCheckpoint()
         self._opened.append(association)
+        self._connections.append(association.dul.socket.socket)
         read = association.dul.socket.recv
 
         def recv(count: int) -> Any:
@@ -270,6 +273,7 @@ class DicomConnection:
         self._made = made
         if made.is_established:
             return self
+        self._close()
         if not self._opened:
             gc.collect()  # pynetdicom leaves sockets of failed connections open, in cycles
             if context is not None and context.failure:
@@ -288,7 +292,15 @@ class DicomConnection:
         with deadline(RELEASE_S + GRACE_S, self.cut), suppress(Exception):
             if self._made.is_established:
                 self._made.release()
-        cut_off(self._made)
+        self._close()
+
+    def _close(self) -> None:
+        """Cut the connection off, and close it: pynetdicom closes none that the peer ended."""
+        for each in self._opened:
+            cut_off(each)
+            each.dul.join(GRACE_S)  # it reads: another connection may get the same descriptor
+        for connection in self._connections:
+            connection.close()
 
     def cut(self) -> None:
         """Close the connection, whatever waits for it; another thread may call it."""

@@ -54,6 +54,7 @@ def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) 
         ("title: A\n", "`peers`: those who may send; or `targets`, or `sources`"),
         ("peers: []\n", "`peers`: those who may send"),
         ("peers: [{title: A}]\nprot: 104\n", "line 2: prot is not a key here; did you mean port?"),
+        ("peers: [{title: A}]\ntls: {kee: a}\n", "tls.kee is not a key here; did you mean key?"),
         ("peers: [{title: A}]\nport: 70000\n", "line 2: port: expected less than or equal"),
         ("peers:\n- title: A SEVENTEEN CHARS\n", "line 2: peers.title: expected calling AE title"),
         ("peers:\n- title: A\n  addresses: pacs.local\n", "line 3: peers.addresses: expected addr"),

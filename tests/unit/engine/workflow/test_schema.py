@@ -110,6 +110,7 @@ def test_a_workflow_is_frozen() -> None:
             SMALL + "channels:\n  T1[gd]:\n    modality: mr\n",
             "line 5: channels.T1[gd].modality: did you mean MR?",
         ),
+        (SMALL + "1: a\n", "line 3: 1: expected text, in quotes where YAML sees"),
         (SMALL + "channels:\n  1: {}\n", "line 4: channels.1: expected text, in quotes"),
         (SMALL + "results: {float: {side: left}}\n", "results.float.model is missing"),
         (SMALL + "crop_by: {tuple: {model: a, margin_mm: -1}}\n", "crop_by.tuple.margin_mm: expec"),
@@ -160,6 +161,12 @@ def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
     assert caught.value.reason is Reason.WORKFLOW
     assert message in caught.value.detail
     assert caught.value.detail.count(message) == 1
+
+
+def test_entries_with_mistakes_are_not_missing() -> None:
+    with pytest.raises(ScanError) as caught:
+        parse_workflow(SMALL + "unite: {u: {priority: [{modl: ct_tissue}]}}\n")
+    assert "at least" not in caught.value.detail
 
 
 def test_several_mistakes_are_told_at_once() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
+import struct
 import threading
 import time
 from pathlib import Path
@@ -109,17 +111,45 @@ def test_an_answer_without_end_is_cut_off() -> None:
     assert sent[0] < 1 << 26
 
 
+def test_a_connection_that_the_peer_ends_is_closed() -> None:
+    def end(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()  # with a reset
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=end, args=(server,), daemon=True).start()
+        port = server.getsockname()[1]
+        address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=5)
+        peer = DicomPeer(address, [REFERENCE], lambda report: True)
+        with pytest.raises(peer_module.UnreachableError, match="answers no request"), peer:
+            pass
+    assert [connection.fileno() for connection in peer._connections] == [-1]
+
+
+def test_a_connection_whose_tls_fails_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        made = peer_module._Tls(ssl.create_default_context()).wrap_socket(
+            socket.socket(), server_hostname="localhost"
+        )
+        made.settimeout(0.2)  # the server says nothing
+        with pytest.raises(OSError, match="timed out"):
+            made.connect(server.getsockname())
+        assert made.fileno() == -1
+
+
 def test_a_request_ends_although_its_reactor_has_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_module, "GRACE_S", 0.2)
     monkeypatch.setattr(peer_module, "PAUSE_S", 0.1)
-    errors = list[Exception]()
+    errors, connections = list[Exception](), list[socket.socket]()
 
     def talk(port: int) -> None:
         address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=0.5)
         try:
             with DicomPeer(address, [REFERENCE], lambda report: True) as peer:
+                connections.extend(peer._connections)
                 peer._made._kill = True  # as its other thread does for a broken PDU
                 peer._made.join(5)
                 peer._made._is_paused = False
@@ -133,3 +163,4 @@ def test_a_request_ends_although_its_reactor_has_died(
         thread.join(60)
         assert not thread.is_alive()
     assert errors
+    assert [connection.fileno() for connection in connections] == [-1]  # it is closed
