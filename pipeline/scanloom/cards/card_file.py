@@ -228,19 +228,27 @@ def explain_invalid(error: ValidationError, whole: str) -> tuple[str, bool]:
         Name of all the entries.
     """
     errors = error.errors(include_url=False)
-    entries = [[key for key in each["loc"] if not _FORM.search(str(key))] for each in errors]
+    entries = [_keys(each["loc"], each["type"]) for each in errors]
     alike = [n for n, keys in enumerate(entries) if keys[: len(entries[0])] == entries[0]]
     chosen = max(alike, key=lambda n: len(errors[n]["loc"]))
     first, name = errors[chosen], ".".join(map(str, entries[chosen]))
     entry, kind = printable(name[:_SHOWN_CHARACTERS]) or whole, first["type"]
     if kind == "value_error":  # of a check of our own, which says what is wrong
         return f"{entry}: {first['msg'].removeprefix('Value error, ')}", False
+    if kind in ("too_short", "too_long") and isinstance(first["input"], str):
+        kind = f"string_{kind}"
     known = next((text for start, text in _PROBLEMS if kind.startswith(start)), None)
     problem = first["msg"].replace("Input should be", "is not")
     if known is not None:
         problem = known.format(**first.get("ctx", {}))
     got = printable(reprlib.repr(first["input"]))  # in short: it may be deep and long
     return f"{entry} {problem}{f', but {got}' * ('is not' in problem)}", known == _UNKNOWN
+
+
+def _keys(location: tuple[int | str, ...], kind: str) -> list[int | str]:
+    """Return the keys in the location of one of pydantic's errors."""
+    own = len(location) - 1 if (kind, _UNKNOWN) in _PROBLEMS else None  # a word of the file's
+    return [key for n, key in enumerate(location) if n == own or not _FORM.search(str(key))]
 
 
 @cache

@@ -39,7 +39,7 @@ from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandb
 from scanloom.io.system.scratch_folders import make_locked_folder, scratch_errors
 from scanloom.own_python import is_ours, make_private_folder
 
-_SCHEMA: Final = 5
+_SCHEMA: Final = 6
 """Increased when a reader makes another card of the same files: models are then converted again."""
 _SOURCES_FILE: Final = "sources.json"
 """Record of a conversion: the files that it was made of, and its weights."""

@@ -26,7 +26,9 @@ NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 """Of a model that has no options."""
 
 LICENCE_PLACES: Final = ("*", "docs/*", "Dataset*/*", "*__*__*/*", "Dataset*/*__*__*/*")
-"""Where licence files are: in a bundle, and in the folders of nnU-Net's datasets and models."""
+"""Where licence files are: in a bundle, and in the folders of nnU-Net's datasets and models.
+
+One may be at several of these."""
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 """Beginning of the text in the place of a file in a clone without Git LFS."""
 _LICENSES: Final = (("Apache License", "Apache-2.0"), ("MIT License", "MIT"))

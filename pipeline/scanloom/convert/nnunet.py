@@ -502,7 +502,7 @@ def _only_model(folder: Path, options: Mapping[str, str]) -> Path:
     models = {model: _names(model) for model in _models_in(folder)}
     if not models:
         raise damaged(f"{truncate(folder.name)} has no plans.json, or no dataset.json")
-    for key in options.keys() & {*_CHOICES}:
+    for key in filter(options.__contains__, _CHOICES):
         fitting = {m: names for m, names in models.items() if _is_meant(options[key], names[key])}
         if not fitting:
             detail = f"there is no model with {key}={truncate(options[key])}"
@@ -527,8 +527,8 @@ def _names(model: Path) -> dict[str, str]:
 
 def _is_meant(chosen: str, name: str) -> bool:
     """Return whether an option means a name; a dataset has a number, too."""
-    is_number = chosen.isdecimal() and name.startswith(f"Dataset{int(chosen):03d}_")
-    return chosen == name or is_number
+    number = chosen.lstrip("0").zfill(3)
+    return chosen == name or (number.isdecimal() and name.startswith(f"Dataset{number}_"))
 
 
 def _listed(models: Mapping[Path, Mapping[str, str]], key: str) -> str:

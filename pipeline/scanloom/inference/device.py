@@ -342,8 +342,9 @@ def _set_for_process(stack: ExitStack) -> None:
         for backend in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, mkldnn.matmul):
             _set(stack, backend, "fp32_precision", "ieee")
     else:
-        stack.callback(torch.set_float32_matmul_precision, precision)
-        torch.set_float32_matmul_precision("highest")
+        if precision != "highest":  # "highest" anew would state `fp32_precision`, for good
+            stack.callback(torch.set_float32_matmul_precision, precision)
+            torch.set_float32_matmul_precision("highest")
         stack.callback(setattr, cudnn, "allow_tf32", allowed)
         cudnn.allow_tf32 = False
     if getattr(getattr(mkldnn, "conv", None), "fp32_precision", "none") != "none":

@@ -199,9 +199,8 @@ with own_settings():
     during = {place.fp32_precision for place in places}
     torch.nn.functional.conv3d(torch.ones(1, 1, 3, 3, 3), torch.ones(1, 1, 3, 3, 3))
 assert during <= {"ieee", "none"}, during
-if path != "mkldnn.conv.fp32_precision":
-    after = [place.fp32_precision for place in places]
-    assert after == before, (before, after)
+after = [place.fp32_precision for place in places]
+assert after == before, (before, after)
 assert owner.fp32_precision == value
 """
 

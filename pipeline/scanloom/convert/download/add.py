@@ -393,7 +393,7 @@ def read_licence(folder: Path, name: str) -> Licence:
 
 def licence_files(folder: Path) -> list[Path]:
     """Return the licence files of a model."""
-    files = (file for place in LICENCE_PLACES for file in folder.glob(place))
+    files = {file for place in LICENCE_PLACES for file in folder.glob(place)}
     return sorted(filter(_is_licence, files))
 
 

@@ -138,7 +138,7 @@ def _write_model(archive: zipfile.ZipFile, entry: ModelEntry, scratch: Path) -> 
         if files[path].sha256 != each.sha256:
             detail = f"the weights of {card.name} differ from those of the card"
             raise ScanError(Reason.MODEL_HASH, detail)
-    for file in sorted(file for place in LICENCE_PLACES for file in entry.folder.glob(place)):
+    for file in sorted({file for place in LICENCE_PLACES for file in entry.folder.glob(place)}):
         fits = file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_BYTES
         if fits and _LICENCES.search(file.name):
             add(file.relative_to(entry.folder).as_posix(), file)

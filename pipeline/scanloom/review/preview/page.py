@@ -478,7 +478,7 @@ def legend_notes(
 ) -> list[Note]:
     """Return the notes on a result: flags, limitations, cut and missing structures."""
     # first, since they may be about the whole result: a head, to a model that never saw one
-    notes = [Note(f"Known error: {text}", WARN) for text in dict.fromkeys(limitations)]
+    notes = [Note(f"Limitation: {text}", WARN) for text in dict.fromkeys(limitations)]
     notes += [Note(flag.text, WARN) for flag in dict.fromkeys(flags)]
     present = [m for m in measurements if m.voxels]
     if not present:

@@ -25,7 +25,13 @@ from scanloom.cards.card_file import card_digest
 from scanloom.convert import readers, store
 from scanloom.convert.conversion import convert_model
 from scanloom.convert.download import addresses
-from scanloom.convert.download.add import AddOptions, Licence, add_model, remove_model
+from scanloom.convert.download.add import (
+    AddOptions,
+    Licence,
+    add_model,
+    read_licence,
+    remove_model,
+)
 from scanloom.convert.download.sources import find_source, task_zips
 from scanloom.convert.monai.bundle import read_bundle
 from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
@@ -787,6 +793,14 @@ def test_the_licence_in_a_folder_of_nnunets_is_asked_for(own: Path, export: Path
 
     for request in (next(dataset.glob("*3d_fullres")), f"{dataset}:configuration=3d_fullres"):
         assert refusal(request).reason is Reason.LICENCE
+
+
+def test_a_licence_is_shown_once_whatever_the_name_of_its_dataset(tmp_path: Path) -> None:
+    dataset = tmp_path / "Dataset042_Organs__Left__Right"
+    dataset.mkdir()
+    (dataset / "LICENSE").write_text("MIT License")
+
+    assert read_licence(tmp_path, "").texts == ("MIT License",)
 
 
 def test_an_address_may_have_options(own: Path, export: Path, server: Server) -> None:

@@ -120,6 +120,8 @@ def test_options_choose_one_of_several_models(
         ),
         ({"dataset": "44"}, "MODEL_UNKNOWN", "dataset=44, but Dataset042_Organs, Dataset043_V"),
         ({"dataset": "43", "configuration": "2d"}, "MODEL_UNKNOWN", "2d, but 3d_fullres"),
+        ({"plans": "a", "configuration": "b", "dataset": "44"}, "MODEL_UNKNOWN", "dataset=44, but"),
+        ({"dataset": "9" * 5000}, "MODEL_UNKNOWN", "no model with dataset=999"),
         ({"fold": "0"}, "MODEL_UNKNOWN", "are dataset, trainer, plans, configuration, folds"),
     ],
 )

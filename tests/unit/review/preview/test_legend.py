@@ -82,7 +82,7 @@ def test_known_errors_of_the_models_are_said():
 
     notes = legend_notes(segmentations, measurements, [Flag.SHEARED], ["Kidneys count as bone"] * 2)
 
-    assert [n.text for n in notes] == ["Known error: Kidneys count as bone", Flag.SHEARED.text]
+    assert [n.text for n in notes] == ["Limitation: Kidneys count as bone", Flag.SHEARED.text]
 
 
 def test_the_mark_of_experimental_structures_is_explained_only_where_it_stands():
