@@ -532,8 +532,11 @@ def test_a_dicom_seg_that_does_not_state_the_spacing_of_slices(
     affine = np.diag([-1.25, -1.5, 2.5, 1.0])
     affine[:3, 3] = 20, -5, 100
     grid = Grid((8, 9, 6), affine)
-    [layer] = read_label_file(tmp_path / "predictions/a.dcm", grid).layers
-    np.testing.assert_array_equal(layer, mask.transpose(2, 1, 0))
+    for thickness in ("2.5", None):  # the grid tells it too
+        dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SliceThickness = thickness
+        dataset.save_as(tmp_path / "predictions/a.dcm")
+        [layer] = read_label_file(tmp_path / "predictions/a.dcm", grid).layers
+        np.testing.assert_array_equal(layer, mask.transpose(2, 1, 0))
 
 
 def test_a_segment_that_one_file_lacks_is_missed_if_the_others_have_it(tmp_path: Path) -> None:
