@@ -169,7 +169,7 @@ def _in_folders(images: Path, labels: Path) -> list[Pair]:
     both = sorted(named.keys() & by_name.keys())
     if not both:
         raise ScanError(Reason.TRAINING_DATA, "no image has a label map of the same file name")
-    if any(f"{name}_0001" in named for name in both):
+    if any(f"{name}_0001" in named.keys() - by_name.keys() for name in both):
         detail = "the images have several channels (_0001), a training takes one: list its images"
         raise ScanError(Reason.TRAINING_DATA, detail)
     folds = recorded(labels.parent, "fold")

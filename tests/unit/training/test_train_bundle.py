@@ -676,6 +676,18 @@ def test_a_second_channel_is_not_left_out_in_silence(tmp_path: Path, with_second
         find_cases(recipe().data, data)
 
 
+def test_a_case_may_have_the_number_of_a_channel(tmp_path: Path) -> None:
+    """With a label map of its own, it is no channel of another case."""
+    from scanloom.training.cases import find_cases
+
+    data = write_data(tmp_path, 5)
+    for folder in ("images", "labels"):
+        (file,) = (data / folder).glob("case_1.*")
+        file.rename(file.with_name(file.name.replace("case_1", "case_0_0001")))
+    pairs = [pair for of_split in find_cases(recipe().data, data).values() for pair in of_split]
+    assert len(pairs) == 5
+
+
 def test_a_list_without_labels_is_told_from_one_with_too_few_cases(tmp_path: Path) -> None:
     """The `dataset.json` of nnU-Net lists no case."""
     from scanloom.training.cases import find_cases
