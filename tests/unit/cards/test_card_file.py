@@ -81,7 +81,8 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda document: document.update(entries)
 
 
-USUAL = {"structure": "part_1", "quantity": "volume_ml", "range": {"low": 1, "high": 2}, "source": ""}
+SPAN = {"low": 1, "high": 2}
+USUAL = {"structure": "part_1", "quantity": "volume_ml", "range": SPAN, "source": ""}
 LIES = {"start": ["part-1"], "end": ["part-2"], "direction": [0, 0, 1], "within": 30, "source": ""}
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "unknown entry": (changed(colour="red"), "colour is unknown"),

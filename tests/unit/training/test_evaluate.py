@@ -532,8 +532,9 @@ def test_a_dicom_seg_that_does_not_state_the_spacing_of_slices(
     affine = np.diag([-1.25, -1.5, 2.5, 1.0])
     affine[:3, 3] = 20, -5, 100
     grid = Grid((8, 9, 6), affine)
+    measures = dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
     for thickness in ("2.5", None):  # the grid tells it too
-        dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SliceThickness = thickness
+        measures.SliceThickness = thickness
         dataset.save_as(tmp_path / "predictions/a.dcm")
         [layer] = read_label_file(tmp_path / "predictions/a.dcm", grid).layers
         np.testing.assert_array_equal(layer, mask.transpose(2, 1, 0))

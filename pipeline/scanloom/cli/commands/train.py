@@ -93,7 +93,7 @@ def _check_extra() -> None:
 
 
 SHOWN = 10
-"""Cases, and structures, that are listed on the terminal; all are in the bundle's docs/data.json."""
+"""Cases, or structures, that are listed on the terminal; the bundle's docs/data.json has all."""
 
 
 def data_lines(prepared: Prepared) -> list[str]:
