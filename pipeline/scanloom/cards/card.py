@@ -318,6 +318,15 @@ class ReferenceDirection:
     within: float
     source: str
 
+    def __post_init__(self) -> None:
+        if not self.start or not self.end:
+            raise ValueError("a reference direction must have structures at both ends")
+        if not (0 < math.hypot(*self.direction) < math.inf and 0 < self.within < 180):  # also nan
+            raise ValueError(
+                "a reference direction must not be 0, and its angle be from 0 to 180 degrees, "
+                f"got {self.direction} and {self.within}"
+            )
+
 
 @dataclass(frozen=True)
 class Checks:
@@ -839,6 +848,12 @@ class ModelCard:
                 raise ValueError("two structures have the same label or number")
         if not set(self.on_request) < {s.label for s in self.structures}:
             raise ValueError("structures on request must be some of the model's, not all")
+        named = {each.structure for each in self.reference_ranges}
+        named |= {label for each in self.reference_directions for label in each.start + each.end}
+        named |= {each.where for each in self.limitations} - {"", HEAD, CONTRAST, UNCROPPED}
+        if unknown := named.difference(s.label for s in self.structures):
+            detail = f"a limitation or usual value is of {min(unknown)!r}"
+            raise ValueError(f"{detail}, which is no structure of the model")
         painted = {n for _, n in self.decision.regions} if isinstance(self.decision, Paint) else ()
         if not {s.number for s in self.structures}.issuperset(painted):
             raise ValueError("a region is painted with the number of no structure")

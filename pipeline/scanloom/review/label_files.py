@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scanloom.cards.check import LONGEST_MM
 from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.core.grid import LPS_TO_RAS_AFFINE
 from scanloom.core.text import is_utf8
@@ -156,18 +157,19 @@ def grid_of_both(first: Grid, second: Grid) -> Grid:
     Raises
     ------
     ScanError
-        GRID_DIFFERS if voxels of the second one lie between those of the first.
+        GRID_DIFFERS if voxels of the second one lie between those of the first, or too far away to
+        be of one body.
     """
     corners = np.array(list(itertools.product(*((0, n - 1) for n in second.shape))))
     exact = first.index(second.world(corners))
-    index = np.rint(exact).astype(int)
-    if np.abs(exact - index).max() > TOLERANCE:
-        raise ScanError(Reason.GRID_DIFFERS, _difference(second.shape, second.affine, first))
+    index = np.rint(exact)
     low = np.minimum(index.min(axis=0), 0)
     shape = np.maximum(index.max(axis=0) + 1, first.shape) - low
+    if np.abs(exact - index).max() > TOLERANCE or (shape * first.spacing).max() > LONGEST_MM:
+        raise ScanError(Reason.GRID_DIFFERS, _difference(second.shape, second.affine, first))
     affine = first.affine.copy()
     affine[:3, 3] = first.world(low)
-    return Grid(tuple(shape), affine)
+    return Grid(tuple(shape.astype(int)), affine)
 
 
 def _difference(shape: tuple[int, ...], affine: NDArray[np.float64], grid: Grid) -> str:
@@ -278,7 +280,8 @@ def _open_seg(path: Path, grid: Grid | None) -> Any:
     from pydicom import dcmread
 
     dataset = dcmread(path)
-    with suppress(AttributeError, LookupError):  # it has other attributes, or has them by frame
+    # it has other attributes, has them by frame, or without a value
+    with suppress(AttributeError, LookupError, TypeError, ValueError):
         _state_slice_spacing(dataset, grid)
     return hd.seg.Segmentation.from_dataset(dataset, copy=False)
 
@@ -295,8 +298,9 @@ def _state_slice_spacing(dataset: Any, grid: Grid | None) -> None:
         return
     orientation = shared.PlaneOrientationSequence[0].ImageOrientationPatient
     normal = np.cross(*np.array(orientation, float).reshape(2, 3))
-    spacing = float(measures.SliceThickness)
-    if grid is not None:
+    if grid is None:
+        spacing = float(measures.SliceThickness)
+    else:
         spacing = float(np.abs(LPS_TO_RAS_AFFINE[:3, :3] @ normal @ grid.affine[:3, :3]).max())
     positions = [
         float(np.dot(frame.PlanePositionSequence[0].ImagePositionPatient, normal))

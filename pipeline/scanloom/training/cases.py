@@ -169,7 +169,7 @@ def _in_folders(images: Path, labels: Path) -> list[Pair]:
     both = sorted(named.keys() & by_name.keys())
     if not both:
         raise ScanError(Reason.TRAINING_DATA, "no image has a label map of the same file name")
-    if any(f"{name}_0001" in named for name in both):
+    if any(f"{name}_0001" in named.keys() - by_name.keys() for name in both):
         detail = "the images have several channels (_0001), a training takes one: list its images"
         raise ScanError(Reason.TRAINING_DATA, detail)
     folds = recorded(labels.parent, "fold")
@@ -323,8 +323,8 @@ def on_axes_of(grid: Grid, volume: Volume) -> Volume:
     """Return a volume with its axes in the order and direction of a grid's."""
     import nibabel as nib
 
-    own, wanted = (nib.io_orientation(each.affine) for each in (volume.grid, grid))
-    change = nib.orientations.ornt_transform(own, wanted)
+    # from one to the other: that of an oblique grid to the body may turn with a rounded header
+    change = nib.io_orientation(np.linalg.inv(grid.affine) @ volume.grid.affine)
     array = nib.apply_orientation(volume.array, change)
     turn = nib.orientations.inv_ornt_aff(change, volume.grid.shape)
     return replace(volume, array=array, grid=Grid(array.shape, volume.grid.affine @ turn))

@@ -361,7 +361,11 @@ def _match(
     for reference in references.cases:
         for name in {*reference.names, reference.folder} - {""}:
             by_name[name].append(reference)
-    candidates = {id(each): _candidates(each, by_name) for each in predictions.cases}
+    of_series = Counter(each.series for each in predictions.cases)
+    candidates = {
+        id(each): _candidates(each, by_name, each.series if of_series[each.series] == 1 else "")
+        for each in predictions.cases
+    }
     claims: dict[int, list[int]] = defaultdict(list)
     for rank, own in candidates.values():
         for reference in own:
@@ -394,14 +398,15 @@ def _match(
 
 
 def _candidates(
-    prediction: CaseLabels, by_name: Mapping[str, list[CaseLabels]]
+    prediction: CaseLabels, by_name: Mapping[str, list[CaseLabels]], series: str
 ) -> tuple[int, list[CaseLabels]]:
     """Return the references that a case may belong to, and how sure that is: 0 is the surest.
 
     A name of files that several references have says nothing, unless it is the own name of one
-    side; nor does the folder of a scan, which others may lie in.
+    side; nor does the folder of a scan, which others may lie in. A series that no other prediction
+    is of is surer than names: files of archives are numbered.
     """
-    names = (*prediction.names, prediction.folder)
+    names = (series, *prediction.names, prediction.folder)
     for rank, name in enumerate(names):
         named = by_name.get(name, [])
         is_own = any(each.name == name for each in (prediction, *named))

@@ -105,6 +105,8 @@ class CaseLabels:
     folder : str
         Name of the folder around the scan, by which another set may call the case; empty if
         unknown.
+    series : str
+        UID of the series that the labels are of; empty if unknown. It is one of `names`, too.
     """
 
     name: str
@@ -115,6 +117,7 @@ class CaseLabels:
     read: Callable[[Grid | None], Labels]
     image: Callable[[], Volume | None]
     folder: str = ""
+    series: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,13 +229,14 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
             else folder
         )
         record = records.get(folder.name)
-        names, patient, around = [folder.name], "", ""
+        names, patient, around, series = [folder.name], "", "", ""
         if record is not None:
             source = Path(record.path)
             around = source.parent.name  # files of one name have folders of their own
             file = _scan_name(source)
             names += [record.id, f"{around}/{file}", file]
-            names += [record.series_uid] if record.series_uid else []
+            series = record.series_uid
+            names += [series] if series else []
             patient = named_patient(record)
         judged = verdicts.get(folder.name, {}) if is_reviewed else None
         cases.append(
@@ -245,6 +249,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
                 read=partial(_read_result, result, judged),
                 image=partial(_source_image, out, folder.name, key),
                 folder=around,
+                series=series,
             )
         )
     return LabelSet(tuple(cases), pseudonymous=True, unreviewed=not is_reviewed)
@@ -308,15 +313,16 @@ def _file_labels(
     names: Sequence[str] = (),
 ) -> CaseLabels:
     """Return the labels of a file; `values` are those that a dataset names."""
-    further = (*names, _referenced_series(path))
+    series = _referenced_series(path)
     return CaseLabels(
         name,
-        (name, *(each for each in further if each not in ("", name))),
+        (name, *(each for each in (*names, series) if each not in ("", name))),
         patient,
         path,
         has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
         read=partial(_read_file, path, values),
         image=partial(_image, image),
+        series=series,
     )
 
 

@@ -81,6 +81,9 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda document: document.update(entries)
 
 
+SPAN = {"low": 1, "high": 2}
+USUAL = {"structure": "part_1", "quantity": "volume_ml", "range": SPAN, "source": ""}
+LIES = {"start": ["part-1"], "end": ["part-2"], "direction": [0, 0, 1], "within": 30, "source": ""}
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "unknown entry": (changed(colour="red"), "colour is unknown"),
     "unknown entry within": (lambda d: d["grid"].update(colour=1), "grid.colour is unknown"),
@@ -101,6 +104,20 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a region of no structure": (
         changed(decision={"class": "Paint", "regions": [[0, 999]]}),
         "ModelCard: ",
+    ),
+    "a range of no structure": (changed(reference_ranges=[USUAL]), "value is of 'part_1', which"),
+    "a direction to no structure": (changed(reference_directions=[{**LIES, "end": ["x"]}]), "'x'"),
+    "a direction from nothing": (
+        changed(reference_directions=[{**LIES, "start": []}]),
+        "reference_directions.0: a reference direction must have structures at both ends",
+    ),
+    "no direction": (
+        changed(reference_directions=[{**LIES, "direction": [0, 0, 0]}]),
+        "reference_directions.0: a reference direction must not be 0",
+    ),
+    "an error of no structure": (
+        changed(limitations=[{"text": "Misses it.", "where": "part_1"}]),
+        "limitation or usual value is of 'part_1'",
     ),
     "control characters": (changed(title="\x1b]0;owned\x07"), "title has control characters"),
     "a code of two values": (

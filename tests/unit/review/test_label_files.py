@@ -12,7 +12,7 @@ import pytest
 import SimpleITK as sitk
 
 from scanloom.core import Grid, Reason, ScanError
-from scanloom.review.label_files import on_grid, read_label_file
+from scanloom.review.label_files import grid_of_both, on_grid, read_label_file
 from support.case_folders import ORDERS
 from support.review_cases import SHAPE, affine_of, scan_array
 
@@ -207,6 +207,15 @@ def test_other_grids_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ScanError, match=message) as caught:
         read_label_file(path, grid_of(affine_of()))
     assert caught.value.reason is Reason.GRID_DIFFERS
+
+
+@pytest.mark.parametrize("away", [4e3, 1e7, 1e30])
+def test_grids_that_no_body_reaches_are_not_united(away: float) -> None:
+    """Their voxels would not fit into the memory."""
+    affine = np.eye(4)
+    affine[2, 3] = away
+    with pytest.raises(ScanError, match="GRID_DIFFERS"):
+        grid_of_both(Grid((3, 4, 5), np.eye(4)), Grid((3, 4, 5), affine))
 
 
 def test_fractions_and_foreign_files_are_refused(tmp_path: Path) -> None:

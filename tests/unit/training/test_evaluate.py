@@ -483,15 +483,18 @@ def dicom_seg(path: Path, mask: np.ndarray, series: str) -> None:
     seg.save_as(path)
 
 
-def test_archives_of_dicom_seg_are_paired_by_the_series_that_they_refer_to(tmp_path: Path) -> None:
-    """Files of archives have UUIDs for names; a file has only the slices with voxels."""
+@pytest.mark.parametrize("names", [("8b", "7b"), ("2a", "1a")], ids=["others", "exchanged"])
+def test_archives_of_dicom_seg_are_paired_by_the_series_that_they_refer_to(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """Files of archives have UUIDs or numbers for names; a file has only slices with voxels."""
     overlaps = {}
     for n in (1, 2):
         reference, prediction = np.zeros((2, 6, 9, 8), bool)
         reference[1:4, 2:6, 2:6] = True
         prediction[2:5, 2:6, 2 : 6 + n] = True
         dicom_seg(tmp_path / f"references/{n}a.dcm", reference, f"1.2.3.{n}")
-        dicom_seg(tmp_path / f"predictions/{9 - n}b.dcm", prediction, f"1.2.3.{n}")
+        dicom_seg(tmp_path / f"predictions/{names[n - 1]}.dcm", prediction, f"1.2.3.{n}")
         dice = 2 * (reference & prediction).sum() / (reference.sum() + prediction.sum())
         overlaps[f"{n}a"] = pytest.approx(dice)
 
@@ -501,7 +504,7 @@ def test_archives_of_dicom_seg_are_paired_by_the_series_that_they_refer_to(tmp_p
     rows = table(tmp_path)
     assert {row["case"]: float(row["dice"]) for row in rows} == overlaps
     assert {row["structure"] for row in rows} == {"liver"}
-    one = ("predictions/8b.dcm", "references/1a.dcm")
+    one = (f"predictions/{names[0]}.dcm", "references/1a.dcm")
     assert run(tmp_path, *one).code == 0
     assert float(table(tmp_path)[0]["dice"]) == overlaps["1a"]
 
@@ -532,8 +535,12 @@ def test_a_dicom_seg_that_does_not_state_the_spacing_of_slices(
     affine = np.diag([-1.25, -1.5, 2.5, 1.0])
     affine[:3, 3] = 20, -5, 100
     grid = Grid((8, 9, 6), affine)
-    [layer] = read_label_file(tmp_path / "predictions/a.dcm", grid).layers
-    np.testing.assert_array_equal(layer, mask.transpose(2, 1, 0))
+    measures = dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+    for thickness in ("2.5", None):  # the grid tells it too
+        measures.SliceThickness = thickness
+        dataset.save_as(tmp_path / "predictions/a.dcm")
+        [layer] = read_label_file(tmp_path / "predictions/a.dcm", grid).layers
+        np.testing.assert_array_equal(layer, mask.transpose(2, 1, 0))
 
 
 def test_a_segment_that_one_file_lacks_is_missed_if_the_others_have_it(tmp_path: Path) -> None:

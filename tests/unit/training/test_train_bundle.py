@@ -19,8 +19,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 
-from scanloom.core import ScanError
+from scanloom.core import Grid, ScanError, Volume
 from scanloom.training.label_sets import open_label_set
 from scanloom.training.recipe import TrainingRecipe
 from support.commands import scanloom
@@ -536,6 +537,22 @@ def test_a_label_map_may_have_its_axes_in_another_order(tmp_path: Path) -> None:
             assert torch.equal(loaded[key].affine, expected[key].affine)
 
 
+def test_an_oblique_grid_may_be_rounded() -> None:
+    """By 45 degrees, where rounding decides which axis of the body is the nearest."""
+    from scanloom.training.cases import on_axes_of
+
+    array, volumes = np.arange(60.0).reshape(3, 4, 5), []
+    for degrees in (44.99999, 45.00001):
+        affine = np.eye(4)
+        affine[:3, :3] = Rotation.from_euler("z", degrees, degrees=True).as_matrix()
+        volumes.append(Volume(array, Grid(array.shape, affine), "a.u.", "MR"))
+    image, label = volumes
+    assert nib.aff2axcodes(image.grid.affine) != nib.aff2axcodes(label.grid.affine)
+    turned = on_axes_of(image.grid, label)
+    assert image.grid.matches(turned.grid)
+    np.testing.assert_array_equal(turned.array, array)
+
+
 def test_an_umlaut_of_two_characters_is_that_of_one(tmp_path: Path) -> None:
     from scanloom.training.cases import find_cases
 
@@ -657,6 +674,18 @@ def test_a_second_channel_is_not_left_out_in_silence(tmp_path: Path, with_second
         image.unlink()
     with pytest.raises(ScanError, match="several channels"):
         find_cases(recipe().data, data)
+
+
+def test_a_case_may_have_the_number_of_a_channel(tmp_path: Path) -> None:
+    """With a label map of its own, it is no channel of another case."""
+    from scanloom.training.cases import find_cases
+
+    data = write_data(tmp_path, 5)
+    for folder in ("images", "labels"):
+        (file,) = (data / folder).glob("case_1.*")
+        file.rename(file.with_name(file.name.replace("case_1", "case_0_0001")))
+    pairs = [pair for of_split in find_cases(recipe().data, data).values() for pair in of_split]
+    assert len(pairs) == 5
 
 
 def test_a_list_without_labels_is_told_from_one_with_too_few_cases(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def _check_extra() -> None:
 
 
 SHOWN = 10
-"""Cases that are listed on the terminal; all are in the bundle's docs/data.json."""
+"""Cases, or structures, that are listed on the terminal; the bundle's docs/data.json has all."""
 
 
 def data_lines(prepared: Prepared) -> list[str]:
@@ -104,7 +104,9 @@ def data_lines(prepared: Prepared) -> list[str]:
     lines = [f"cases: {used}"]
     if prepared.not_validated:
         listed = ", ".join(prepared.not_validated[:SHOWN])
-        lines.append(f"no case for validation has {listed}: the mean Dice says nothing of it")
+        if (more := len(prepared.not_validated) - SHOWN) > 0:
+            listed += f" and {more} more"
+        lines.append(f"no case for validation has {listed}: not in the mean Dice")
     if prepared.left_out:
         lines.append(f"left out: {counted(len(prepared.left_out), 'case')}")
         lines += [f"  {each.case}: {each.problem}" for each in prepared.left_out[:SHOWN]]
