@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,12 +36,15 @@ class ModelReader:
         ScanError. Runs no code from the folder.
     has_options : bool
         Whether it takes the model's options, too.
+    named : collection of str
+        Options that the names of its cards say by themselves.
     """
 
     name: str
     accepts: Callable[[Path], bool]
     read: Callable[..., ModelCard]
     has_options: bool = False
+    named: Collection[str] = ()
 
 
 def readers() -> Iterator[ModelReader]:
@@ -60,7 +63,11 @@ def readers() -> Iterator[ModelReader]:
     )
     yield ModelReader("MONAI bundle", bundle.is_bundle, bundle.read_bundle, has_options=True)
     yield ModelReader(
-        "TotalSegmentator", total.is_totalsegmentator, total.read_totalsegmentator, has_options=True
+        "TotalSegmentator",
+        total.is_totalsegmentator,
+        total.read_totalsegmentator,
+        has_options=True,
+        named=("task",),
     )
     yield ModelReader("nnU-Net v2 model", nnunet.is_nnunet, nnunet.read_nnunet, has_options=True)
     yield ModelReader(
@@ -185,4 +192,5 @@ def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCa
     if not reader.has_options:
         raise ScanError(Reason.MODEL_UNKNOWN, f"a {reader.name} has no options")
     card = reader.read(folder, options)
-    return replace(card, name=variant_name(card.name, options))
+    added = {key: value for key, value in options.items() if key not in reader.named}
+    return replace(card, name=variant_name(card.name, added))

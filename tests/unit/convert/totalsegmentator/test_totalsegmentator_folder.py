@@ -153,8 +153,7 @@ def test_task_is_told_by_the_folder(tmp_path, naming):
 
     card = find_model(f"{folder}{options}")
 
-    added = "-task-total_fastest" if naming == "option" else ""
-    assert card.name == f"totalsegmentator_total_fastest{added}"
+    assert card.name == "totalsegmentator_total_fastest"
 
 
 def test_several_tasks_are_refused(tmp_path):
