@@ -57,6 +57,8 @@ def unet(classes: int, sums: str) -> ModelCard:
         grid=NetworkGrid("RAS", (1.5, 1.5, 1.5)),
         window=Window((128, 128, 128), 0.5),
         structures=tuple(structures),
+        limitations=(),  # these, too, are of structures that it lacks
+        reference_ranges=(),
     )
     if sums == "float32":
         return card
