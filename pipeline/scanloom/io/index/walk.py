@@ -429,7 +429,10 @@ def _check_complete(directory: Dataset) -> None:
 def _text(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("latin-1").strip(" \0")
-    return value if isinstance(value, str) else "\\".join(map(str, value or ()))  # type: ignore[call-overload]
+    if isinstance(value, str):
+        return value
+    # pydicom's values have no types: this one is a list, or empty
+    return "\\".join(map(str, value or ()))  # type: ignore[call-overload]
 
 
 def _resolve(root: str, components: tuple[str, ...]) -> str | None:

@@ -378,6 +378,7 @@ def _read_into(file: BinaryIO, values: NDArray[Any]) -> None:
     view = memoryview(values.reshape(-1).view(np.uint8))
     done = 0
     while done < len(view):
+        # the type of binary files lacks the method
         count = file.readinto(view[done : done + _PROGRESS_BYTES])  # type: ignore[attr-defined]
         if not count:
             raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")

@@ -117,7 +117,7 @@ def test_the_end_of_each_own_certificate_is_told_before(
     node = {"title": "PACS", "address": "10.0.0.1", "port": 104}
     node["tls"] = {"authorities": certificate, "certificate": certificate, "key": key}
     page = {"peers": [{"title": "CT", "ask": node}], "targets": [{"name": "pacs", **node}]}
-    certificates = OwnCertificates(Site.model_validate(page), None)  # type: ignore[arg-type]
+    certificates = OwnCertificates(Site.model_validate(page), None)
     certificates.look()
     certificates.look()
 

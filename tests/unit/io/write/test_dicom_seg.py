@@ -345,7 +345,7 @@ def test_names_of_east_asia_come_over(
     characters: bytes, stored: bytes, name: str, tmp_path: Path
 ) -> None:
     scan = case_folders.dicom_scan()
-    header = scan.source.first  # type: ignore[union-attr]
+    header = scan.source.first
     for number, vr, value in (
         (0x00080005, "CS", characters),
         (0x00100010, "PN", stored),
@@ -355,7 +355,7 @@ def test_names_of_east_asia_come_over(
         header[number] = RawDataElement(Tag(number), vr, len(value), value, 0, False, True)
     path = tmp_path / "x.dcm"
     pydicom.dcmwrite(path, header, implicit_vr=False, little_endian=True, force_encoding=True)
-    source = replace(scan.source, first=read_dataset(path))  # type: ignore[arg-type]
+    source = replace(scan.source, first=read_dataset(path))
 
     written = write(tmp_path, replace(scan, source=source))
 
@@ -406,7 +406,7 @@ def test_a_text_that_is_not_one_value_is_left_out(text: str, tmp_path: Path) -> 
     """But for the patient's ID, which is that of the source whatever it is."""
     scan = case_folders.dicom_scan()
     for keyword in ("StudyDescription", "ReferringPhysicianName", "PatientID"):
-        put(scan.source.first, keyword, text)  # type: ignore[union-attr]
+        put(scan.source.first, keyword, text)
     written = write(tmp_path, scan)
     assert "StudyDescription" not in written
     assert written.ReferringPhysicianName == ""
