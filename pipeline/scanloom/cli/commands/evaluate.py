@@ -80,8 +80,9 @@ class EvaluationOptions:
 def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting) -> None:
     """Compare label maps with reference labels, per structure and case.
 
-    Cases are matched by their ids or the names of their files, structures by name, or else by
-    value. Writes Dice, HD95, normalised surface distance and volumes.
+    Cases are matched by their ids, the series that DICOM SEG are of, or the names of their files,
+    structures by name, or else by value. Writes Dice, HD95, normalised surface distance and
+    volumes.
 
     Example: scanloom evaluate results -r Dataset501_Liver --against older-results
     """
