@@ -135,8 +135,8 @@ class Reason(Enum):
         "Specify it with `segment --orientation RAS`, or a workflow's `orientation`"
     )
     TOO_LARGE = (
-        "Crop it, or raise the limit of a scan with `segment --max-size`, a workflow's `max_size` "
-        "or `load_volume(max_bytes=...)`"
+        "Unpack an archive, crop a scan, or raise its limit with `segment --max-size`, a "
+        "workflow's `max_size` or `load_volume(max_bytes=...)`"
     )
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = (

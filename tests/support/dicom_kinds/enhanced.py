@@ -119,6 +119,15 @@ def last_part_lost(folder: Path) -> None:
         write_enhanced(folder / f"{n}.dcm", frames[n * 7 : n * 7 + 7], edit=edit, number=n)
 
 
+def first_part_without_total(folder: Path) -> None:
+    """Leave half of a stack that nothing but its place in a concatenation tells from a whole."""
+
+    def edit(ds: Dataset) -> None:
+        ds.ConcatenationUID, ds.InConcatenationNumber = uid("all"), 1
+
+    write_enhanced(folder / "0.dcm", frames_of(stored(AXIAL), AXIAL)[:7], edit=edit)
+
+
 def file_a_slice(folder: Path) -> None:
     for n, frame in enumerate(shuffled(frames_of(stored(AXIAL), AXIAL))):
         write_enhanced(folder / f"{n}.dcm", [frame], number=n)

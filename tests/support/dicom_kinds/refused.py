@@ -31,6 +31,7 @@ from support.dicom_kinds.enhanced import (
     doubled_frame,
     dropped,
     enhanced,
+    first_part_without_total,
     in_parts,
     last_part_lost,
     lost_frames,
@@ -397,6 +398,9 @@ REFUSED: dict[str, Kind] = {
     "concatenation, a part is missing, another there twice": Kind(a_part_twice, "TRUNCATED"),
     "concatenation, a part is missing": Kind(in_parts(True, 1), "TRUNCATED"),
     "concatenation, the last part is missing": Kind(last_part_lost, "TRUNCATED"),
+    "concatenation, the first part alone, of an unknown number": Kind(
+        first_part_without_total, "TRUNCATED"
+    ),
     "nuclear, no spacing": Kind(nuclear(1, SpacingBetweenSlices=None), "NO_POSITION"),
     "nuclear, slices counted from 0": Kind(
         nuclear(1, SliceVector=[int(n) for n in np.random.default_rng(1).permutation(COUNT)]),

@@ -488,7 +488,7 @@ class _Builder:
         part = self._read(name, unread, wait=may_go_on(entries, following))
         inside = part.inside if part else ()
         if part and following.startswith(inside):
-            self._known.add_stored(part)
+            self._known.add(part)
             return inside
         self.parts.append((name, first))
         self._known = KnownFiles()
@@ -525,10 +525,9 @@ class _Builder:
         """Store a part; `unchanged` is the stored one of these files, of which some are retried."""
         entries, earlier, known = unread
         for stored in filter(None, (unchanged, *map(self._stored, earlier))):
-            known.add_stored(stored)
+            known.add(stored)
         part, opened = read_part(entries, known, self._key, self._workers)
         self.opened += opened
-        known.add(part)
         if unchanged is None or (part.infos, part.series) != (
             unchanged.infos(),
             unchanged.series(),

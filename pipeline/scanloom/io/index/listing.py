@@ -214,15 +214,9 @@ def _cells(line: SeriesLine, root: str, *, wide: bool) -> dict[str, str]:
             "status": info.reason or "used",
         }
     else:
-        cells["slices"] = info.reason or _slices(info)
+        slices = f"{info.shape[2]} x {info.spacing[2]:.3g} mm" if info.shape else ""
+        cells["slices"] = info.reason or slices
     return {**cells, "folder": printable(os.path.relpath(line.folder, root or os.sep))}
-
-
-def _slices(info: SeriesInfo) -> str:
-    """Return the number of slices and their spacing, such as "20 x 5 mm"."""
-    if not info.shape:
-        return ""
-    return f"{info.shape[2]} x {info.spacing[2]:.3g} mm"
 
 
 def _narrowed(widths: dict[str, int], total: int) -> dict[str, int]:

@@ -147,22 +147,21 @@ class UnreadableFiles:
         for entry, _ in faults:
             around |= {_folder(entry.path), _locate_unreadable(entry).folder}
         self._read_series(series(), around, short, foreign)
-        apart = [self._is_named_like_slices_next_door(entry.path) for entry in foreign]
-        for entry, fault in faults:
-            self._add_neighbour(entry.path, fault, is_foreign=False)
         for entry in short:
             self._add_neighbour(entry.path, "", is_foreign=False)
-        for entry, is_apart in zip(foreign, apart, strict=True):
+        counts = Counter(self._possible_slices(short, files))
+        for entry, fault in faults:
+            self._add_neighbour(entry.path, fault, is_foreign=False)
+            damaged = fault != Reason.UNREADABLE.code
+            counts[_locate_unreadable(entry)._replace(damaged=damaged)] += 1
+        for entry in foreign:
+            # Half of a scan may be lost: its folder has no slices, and it is named like those of
+            # a folder next to it
+            is_apart = _folder(entry.path) not in self._slices
+            is_apart &= _name_next_door(entry.path) in self._names_next_door
             self._add_neighbour(entry.path, "", is_foreign=not is_apart)
-        counts = Counter(
-            _locate_unreadable(entry)._replace(damaged=fault != Reason.UNREADABLE.code)
-            for entry, fault in faults
-        )
-        counts.update(
-            _locate_unreadable(entry)._replace(damaged=True)
-            for entry in itertools.compress(foreign, apart)
-        )
-        counts.update(self._possible_slices(short, files))
+            if is_apart:
+                counts[_locate_unreadable(entry)._replace(damaged=True)] += 1
         for location, count in counts.items():
             for rule in self._rules(location):
                 self._counts[rule, location.suffix, location.damaged] += count
@@ -266,13 +265,6 @@ class UnreadableFiles:
             self._neighbours_in[location.folder][file] += 1
             if location.folder not in self._slices:
                 self._neighbours_below[_parent(location.folder)][file] += 1
-
-    def _is_named_like_slices_next_door(self, path: str) -> bool:
-        """Return whether a file without an image may be half of a scan that was lost.
-
-        Its folder has no slices, and its name is like that of slices in a folder next to it.
-        """
-        return _folder(path) not in self._slices and _name_next_door(path) in self._names_next_door
 
     def _possible_slices(
         self,

@@ -41,26 +41,13 @@ class KnownFiles:
         self.infos: dict[FileEntry, FileInfo] = {}
         self._series: dict[frozenset[FileEntry], IndexedSeries] = {}
 
-    def add_stored(self, part: StoredPart) -> None:
+    def add(self, part: StoredPart) -> None:
         """Add the files of a stored part, without those that must be opened again."""
-        entries, infos, to_retry = part.entries(), part.infos(), part.to_retry()
-        retried = {entries[n] for n in to_retry}
-        self._add(entries, infos, part.series(), retried)
-
-    def add(self, part: Part) -> None:
-        """Add the files of a part that was just read."""
-        self._add(part.entries, part.infos, part.series, set())
-
-    def _add(
-        self,
-        entries: Sequence[FileEntry],
-        infos: Sequence[FileInfo],
-        all_series: Iterable[IndexedSeries],
-        retried: set[FileEntry],
-    ) -> None:
-        known = zip(entries, infos, strict=True)
+        entries = part.entries()
+        retried = {entries[n] for n in part.to_retry()}
+        known = zip(entries, part.infos(), strict=True)
         self.infos.update((entry, info) for entry, info in known if entry not in retried)
-        for series in all_series:
+        for series in part.series():
             files = frozenset(entries[n] for run in series.files for n in range(*run[1:]))
             if not files & retried:
                 self._series[files] = series

@@ -324,8 +324,7 @@ class StoredPart:
 
     def lists(self, *names: str) -> list[list[Any]]:
         """Return columns of the files as lists."""
-        table = self.columns(*names)
-        return [table.column(name).to_pylist() for name in names]
+        return _lists(self.columns(*names), names)
 
     def paths(self) -> list[str]:
         """Return the path of each file."""
@@ -333,11 +332,11 @@ class StoredPart:
 
     def entries(self) -> list[FileEntry]:
         """Return the state that each file had."""
-        return _entries(self.lists(*_STATE_COLUMNS))
+        return _entries(self.columns(*_STATE_COLUMNS))
 
     def infos(self) -> list[FileInfo]:
         """Return the inspection result of each file."""
-        return _infos(self.lists(*_INFO_COLUMNS))
+        return _infos(self.columns(*_INFO_COLUMNS))
 
     def headers(self) -> list[EncodedElements | None]:
         """Return the elements of each file; None for one that has none."""
@@ -352,14 +351,9 @@ class StoredPart:
             self.columns("group").column(0), value_set=pa.array(sorted(groups), pa.int32())
         )
         table = self.columns("group", *_STATE_COLUMNS, *_INFO_COLUMNS).filter(in_groups)
-        lists = {name: table.column(name).to_pylist() for name in table.column_names}
-        return zip(
-            compute.indices_nonzero(in_groups).to_pylist(),
-            lists["group"],
-            _entries([lists[name] for name in _STATE_COLUMNS]),
-            _infos([lists[name] for name in _INFO_COLUMNS]),
-            strict=True,
-        )
+        rows = compute.indices_nonzero(in_groups).to_pylist()
+        group_of_row = table.column("group").to_pylist()
+        return zip(rows, group_of_row, _entries(table), _infos(table), strict=True)
 
     def suspects(self) -> Iterator[tuple[FileEntry, str]]:
         """Yield the files that may be of interest to `UnreadableFiles`, and their faults."""
@@ -373,8 +367,7 @@ class StoredPart:
             compute.less(self.columns("size").column(0), MIN_DICOM_BYTES),
         )
         if compute.any(is_suspect).as_py():
-            table = self.columns(*_STATE_COLUMNS).filter(is_suspect)
-            entries = _entries([table.column(name).to_pylist() for name in _STATE_COLUMNS])
+            entries = _entries(self.columns(*_STATE_COLUMNS).filter(is_suspect))
             yield from zip(entries, faults.filter(is_suspect).to_pylist(), strict=True)
 
     def keys(self, *, with_slices: bool = False) -> pa.ChunkedArray:
@@ -714,9 +707,8 @@ def file_sorter(store: IndexStore) -> SortedOnDisk:
         return pa.table(arrays)
 
     def to_rows(batch: pa.RecordBatch) -> Iterator[SpreadFile]:
-        entries = _entries([batch[name].to_pylist() for name in _STATE_COLUMNS])
-        infos = _infos([batch[name].to_pylist() for name in _INFO_COLUMNS])
-        rows = zip(*(batch[name].to_pylist() for name in places), entries, infos, strict=True)
+        numbers = _lists(batch, places)
+        rows = zip(*numbers, _entries(batch), _infos(batch), strict=True)
         return itertools.starmap(SpreadFile, rows)
 
     return SortedOnDisk(store, lambda file: file[:3], to_table, to_rows)
@@ -808,15 +800,19 @@ def _file_arrays(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> dic
     return {name: pa.array(values, kind) for name, (values, kind) in columns.items()}
 
 
-def _entries(columns: Sequence[Sequence[Any]]) -> list[FileEntry]:
+def _lists(table: pa.Table | pa.RecordBatch, names: Iterable[str]) -> list[list[Any]]:
+    return [table.column(name).to_pylist() for name in names]
+
+
+def _entries(table: pa.Table | pa.RecordBatch) -> list[FileEntry]:
     return [
         FileEntry(os.fsdecode(path), size, time_ns, inode, Reason[code] if code else None)
-        for path, size, time_ns, inode, code in zip(*columns, strict=True)
+        for path, size, time_ns, inode, code in zip(*_lists(table, _STATE_COLUMNS), strict=True)
     ]
 
 
-def _infos(columns: Sequence[Sequence[Any]]) -> list[FileInfo]:
-    *texts, shared, own = columns
+def _infos(table: pa.Table | pa.RecordBatch) -> list[FileInfo]:
+    *texts, shared, own = _lists(table, _INFO_COLUMNS)
     return [FileInfo(*row) for row in zip(*texts, _headers(shared, own), strict=True)]
 
 

@@ -133,7 +133,8 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
                 )
                 concatenations[uid][number] = total
     for numbers in concatenations.values():  # PS3.3 C.7.6.16.1
-        total = max(*numbers.values(), *numbers)
+        stated = max(numbers.values())  # 0 if no part states it; a concatenation has at least two
+        total = max(stated or 2, *numbers)
         if total > len(numbers):
             detail = f"only {len(numbers)} of the {total} parts of a concatenation are present"
             raise ScanError(Reason.TRUNCATED, detail)

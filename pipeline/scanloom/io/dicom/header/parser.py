@@ -428,7 +428,7 @@ _MAX_ZERO_HEADS = 64
 _CHUNK_BYTES = 1 << 16
 _META_BYTES = 1 << 11
 """The transfer syntax is within so many bytes from the start of the file."""
-_META_START_BYTES = 144
+META_START_BYTES = 144
 """Preamble, DICM and FileMetaInformationGroupLength."""
 _FUNCTIONAL_GROUPS = (
     tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE,
@@ -581,7 +581,7 @@ def _read(
             dataset = read_partial(limited, recorder, max_value, True, kept)
             if inflated is None and dataset.filename is not None:
                 dataset.fileobj_type = open  # for values longer than `max_value`
-            location, faults = _pixel_location(data, dataset)
+            location, faults = pixel_location(data, dataset)
             if recorder.has_contradiction() or _meta_contradicts(file):
                 faults |= CONTRADICTING_ELEMENT
             if inflated is not None:
@@ -614,6 +614,11 @@ def _meta_contradicts(file: BinaryIO) -> bool:
     return any(len(values) > 1 for values in seen.values())
 
 
+def data_set_offset(start: bytes) -> int:
+    """Return the end of the meta header, by its length in the first `META_START_BYTES`."""
+    return META_START_BYTES + int.from_bytes(start[140:META_START_BYTES], "little")
+
+
 def inflate_header(file: BinaryIO) -> tuple[Any, bytes] | None:
     """Return meta header and the inflated start of a deflated data set; None for other files.
 
@@ -627,7 +632,7 @@ def inflate_header(file: BinaryIO) -> tuple[Any, bytes] | None:
         or uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN.encode() not in start[:_META_BYTES]
     ):
         return None
-    end = _META_START_BYTES + int.from_bytes(start[140:144], "little")
+    end = data_set_offset(start)
     meta = read_partial(BytesIO(start[:end])).file_meta
     if _named_syntax(meta) != uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
         return None
@@ -674,7 +679,7 @@ def has_contradicting_groups(path: Path, elements: Elements) -> bool:
                 pixels = elements.pixels
                 data = file.read(min(pixels.offset, MAX_INFLATED_BYTES)) if pixels else b""
                 if data[128:132] == b"DICM":
-                    data = data[_META_START_BYTES + int.from_bytes(data[140:144], "little") :]
+                    data = data[data_set_offset(data) :]
         explicit = elements.syntax != uids.IMPLICIT_VR_LITTLE_ENDIAN
         order = BIG if elements.syntax == uids.EXPLICIT_VR_BIG_ENDIAN else LITTLE
         _GroupsWalk(data, order, explicit=explicit).check(0, len(data), compare=False)
@@ -759,7 +764,7 @@ def _syntax(dataset: Dataset) -> str:
     return uids.EXPLICIT_VR_LITTLE_ENDIAN if little else uids.EXPLICIT_VR_BIG_ENDIAN
 
 
-def _pixel_location(file: BinaryIO, dataset: Dataset) -> tuple[PixelDataLocation | None, int]:
+def pixel_location(file: BinaryIO, dataset: Dataset) -> tuple[PixelDataLocation | None, int]:
     """Return the location of the pixels, and `Elements.faults`; the file is at their tag."""
     offset = file.tell()
     start = file.read(12)

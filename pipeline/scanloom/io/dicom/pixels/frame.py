@@ -21,7 +21,14 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import uids
 from scanloom.io.dicom.geometry.slices import Slice, Tile
 from scanloom.io.dicom.header.header import Header, PixelFormat, parsing
-from scanloom.io.dicom.header.parser import inflate, read_dataset, unreadable_error
+from scanloom.io.dicom.header.parser import (
+    META_START_BYTES,
+    data_set_offset,
+    inflate,
+    pixel_location,
+    read_dataset,
+    unreadable_error,
+)
 
 NATIVE_TRANSFER_SYNTAXES = (
     uids.IMPLICIT_VR_LITTLE_ENDIAN,
@@ -432,8 +439,6 @@ def _jpeg_contradicts(frame: bytes, rows: int, columns: int) -> bool:
 _MAX_HEADER_BYTES = 1 << 26
 """Largest size of everything except the pixels in a deflated file, once inflated: 64 MiB."""
 
-_GROUP_LENGTH_END = 132 + 12  # preamble and "DICM", then FileMetaInformationGroupLength
-
 
 @contextmanager
 def open_pixels(frame: FrameRef) -> Iterator[tuple[FrameRef, BinaryIO]]:
@@ -498,11 +503,10 @@ def _inflated_data_set(path: Path, limit: int, *_state: int) -> tuple[bytes, int
 
     _inflated_data_set.cache_clear()  # `inflation_bytes` are those of one file, not of two
     with _open(path) as file:
-        start = file.read(_GROUP_LENGTH_END)
-        if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
+        start = file.read(META_START_BYTES)
+        if start[128:132] != b"DICM" or len(start) < META_START_BYTES:
             raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
-        (meta_length,) = struct.unpack("<I", start[-4:])
-        file.seek(_GROUP_LENGTH_END + meta_length)
+        file.seek(data_set_offset(start))
         try:
             data, is_whole = inflate(file, limit + 1)
         except zlib.error as exc:
@@ -513,14 +517,10 @@ def _inflated_data_set(path: Path, limit: int, *_state: int) -> tuple[bytes, int
         raise ScanError(Reason.TRUNCATED, "a deflated file is truncated")
     stream = BytesIO(data)
     with parsing("a deflated file"):
-        dcmread(stream, stop_before_pixels=True, force=True)
-    position, head = stream.tell(), stream.read(12)
-    if len(head) < 12:
-        raise ScanError(Reason.TRUNCATED, "a deflated file has no pixels")
-    group, element, vr, length = struct.unpack("<HH2s2xI", head)
-    if (group, element) != (0x7FE0, 0x0010) or vr not in (b"OB", b"OW", b"UN"):
+        pixels, _ = pixel_location(stream, dcmread(stream, stop_before_pixels=True, force=True))
+    if pixels is None or pixels.length is None:
         raise ScanError(Reason.DAMAGED, "a deflated file has no pixels")
-    return data, position + 12, length
+    return data, pixels.offset, pixels.length
 
 
 # --- stored samples in any supported transfer syntax ----------------------------------------------
