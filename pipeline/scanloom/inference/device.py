@@ -333,7 +333,7 @@ def _set_for_process(stack: ExitStack) -> None:
     """Change the settings that hold for all threads, until the stack is closed."""
     backends: Any = torch.backends  # whose types lack what torch adds to them
     cudnn, mkldnn = backends.cudnn, backends.mkldnn
-    # also after `disable_global_flags()`, as by torch.testing; left last, so that flags are restored
+    # Also after `disable_global_flags()`, as by torch.testing; left last: flags are put back
     stack.enter_context(backends.__allow_nonbracketed_mutation())
     # Benchmarking would choose kernels by a stopwatch: other bits at each start
     for name, value in (("enabled", True), ("benchmark", False), ("deterministic", True)):
