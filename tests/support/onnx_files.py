@@ -103,6 +103,7 @@ def network(
     size: Sequence[int | str] = ("x", "y", "z"),
     *,
     last: bool = False,
+    batch: int = 1,
     external: Mapping[str, tuple[str, int]] | None = None,
     domain: str = "",
     nodes: Sequence[bytes] = (),
@@ -121,7 +122,7 @@ def network(
         *([node("Transpose", ["c"], "scores", perm=to_last)] if last else []),
         *nodes,
     ]
-    shapes = [(1, *size, n) if last else (1, n, *size) for n in (channels, classes)]
+    shapes = [(batch, *size, n) if last else (batch, n, *size) for n in (channels, classes)]
     tensors = [tensor(n, values, (external or {}).get(n)) for n, values in weights.items()]
     graph = message(
         *((1, each) for each in steps),

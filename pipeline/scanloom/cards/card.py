@@ -198,14 +198,10 @@ class RemoveSmall:
 
     Parameters
     ----------
-    numbers : tuple of int
-        Numbers of the structures; empty for all.
     volume : float
         Largest volume that is removed, mm^3.
-    connectivity : 6, 18 or 26
-        Neighbours that count as connected.
-    when : "before" or "after"
-        Before labels are mapped to the source grid (on the network grid), or after.
+    numbers, connectivity, when
+        As of `KeepLargest`.
     """
 
     numbers: tuple[int, ...] = ()
@@ -230,10 +226,8 @@ class RemoveSmallObjects:
     together : bool
         Whether the structures are merged, and the components of all are the objects
         (`independent_channels=False`).
-    connectivity : 6, 18 or 26
-        Neighbours that count as connected.
-    when : "before" or "after"
-        Before labels are mapped to the source grid (on the network grid), or after.
+    connectivity, when
+        As of `KeepLargest`.
     """
 
     size: float = 64.0

@@ -1,7 +1,7 @@
 """Check a scan against the limits in a model card, and CT against values that no CT has.
 
 Label maps, pictures and wrong rescale values are told from CT: `find_foreign_scale` gives reasons
-to refuse a scan, `find_altered_scale` reasons to doubt it, and `looks_like_hounsfield` tells CT
+to refuse a scan, `seems_altered` tells which to doubt, and `looks_like_hounsfield` tells CT
 from scans of other modalities.
 
 The rules refuse no scan for its anatomy. Air, fat, noise and padding give nearly every CT values
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, ReferenceDirection
+from scanloom.cards.card import ANY_MODALITY, CT, Checks, ModelCard, ReferenceDirection
 from scanloom.core import (
     Flag,
     Grid,
@@ -287,26 +287,21 @@ def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> list[Flag]:
     """
     flags = []
     for volume, channel in zip(volumes, card.channels, strict=True):
-        if volume.modality is None and channel.modality not in ("CT", ANY_MODALITY):
-            _refuse_hounsfield(volume, card, channel.modality)
-        if not card.checks.needs_hounsfield(channel.modality) or volume.unit == "a.u.":
+        modality, other = channel.modality, channel.modality not in (CT, ANY_MODALITY)
+        if volume.modality is None and other and looks_like_hounsfield(_sample(volume)):
+            stated = f"`segment --modality {modality}` or a workflow's `modality`"
+            why = f"{card.name} is for {modality}, and the intensities are Hounsfield units of CT"
+            raise ScanError(Reason.MODALITY, f"{why}; if it is {modality}, state it with {stated}")
+        if not card.checks.needs_hounsfield(modality) or volume.unit == "a.u.":
             continue
         problem = find_impossible(volume.array) or find_foreign_scale(_sample(volume))
         if problem is not None:
             detail = f"{card.name} is for CT in Hounsfield units, and these are not: {problem}"
             raise ScanError(Reason.IMPLAUSIBLE, detail)
         # Any voxel: too few for a share distort the mean of their structure
-        if float(volume.array.max()) > WRAPPED_HU or find_altered_scale(_sample(volume)):
+        if float(volume.array.max()) > WRAPPED_HU or seems_altered(_sample(volume)):
             flags.append(Flag.HU_IMPLAUSIBLE)
     return flags
-
-
-def _refuse_hounsfield(volume: Volume, card: ModelCard, modality: str) -> None:
-    """Refuse a scan without a modality whose intensities are those of CT."""
-    if looks_like_hounsfield(_sample(volume)):
-        options = f"`segment --modality {modality}` or a workflow's `modality`"
-        detail = f"{card.name} is for {modality}, and the intensities are Hounsfield units of CT"
-        raise ScanError(Reason.MODALITY, f"{detail}; if it is {modality}, state it with {options}")
 
 
 def check_assumed_modality(modality: str | None, cards: Sequence[ModelCard]) -> None:
@@ -339,7 +334,10 @@ def percentiles(volume: Volume) -> tuple[float, float] | None:
 
 
 def _sample(volume: Volume) -> NDArray[Any]:
-    """Return every n-th voxel, without padding and voxels that are not finite."""
+    """Return every n-th voxel (N,), without padding and voxels that are not finite.
+
+    Functions below with an argument `sample` take these.
+    """
     flat = volume.array.reshape(-1, order="F")  # a view: I runs fastest in memory
     sample = flat[:: _stride(volume.grid.shape)]
     kept: NDArray[Any] = sample[np.isfinite(sample) & ~volume.is_padding(sample)]
@@ -398,11 +396,6 @@ def looks_like_hounsfield(sample: NDArray[Any]) -> bool:
 
     Phase images are not: their values below -600 and above 600 are equally frequent. Scans of MR
     and PET have hardly any values below 0.
-
-    Parameters
-    ----------
-    sample : (N,) array
-        Finite intensities of a scan without its declared padding.
     """
     if not sample.size:
         return False
@@ -459,30 +452,22 @@ def hounsfield_by_values(volume: Volume) -> bool | None:
     return None
 
 
-def find_altered_scale(sample: NDArray[Any]) -> str | None:
-    """Return why Hounsfield units seem to be clipped, halved or doubled; None if they do not.
-
-    Parameters
-    ----------
-    sample : (N,) array
-        Finite intensities of a scan without its declared padding.
-    """
+def seems_altered(sample: NDArray[Any]) -> bool:
+    """Return whether Hounsfield units seem to be clipped, halved or doubled."""
     if not sample.size:
-        return None
+        return False
     lowest = float(sample.min())
     inner = sample[sample > lowest]
     if lowest > CLIPPED_ABOVE_HU and _is_clipped(inner, lowest, sample.size - inner.size):
-        return f"{1 - inner.size / sample.size:.0%} of the voxels have the lowest value, {lowest:g}"
+        return True
     air = _frequency(sample, HALVED_AIR_HU)
     if (
         _share(sample, *HALVED_AIR_HU) >= 0.02
         and _share(sample, -np.inf, HALVED_AIR_HU[0]) < 0.001
         and air > GAP_CONTRAST * _frequency(sample, HALVED_GAP_HU)
     ):
-        return "air is near -500"
-    if inner.size and float(np.percentile(inner, 5)) < TWICE_HU[0]:
-        return "5 % of the values are below those of air"
-    return None
+        return True
+    return bool(inner.size and np.percentile(inner, 5) < TWICE_HU[0])
 
 
 def _is_clipped(inner: NDArray[Any], lowest: float, count: int) -> bool:
@@ -504,12 +489,7 @@ def _frequency(sample: NDArray[Any], limits: tuple[float, float]) -> float:
 def find_impossible(array: NDArray[Any]) -> str | None:
     """Return why a value of a scan can't be in Hounsfield units, None if all may be.
 
-    Values far below are padding; NaN and infinities are refused elsewhere.
-
-    Parameters
-    ----------
-    array : (I, J, K) array
-        All intensities of a scan.
+    Values far below are padding; NaN and infinities are refused elsewhere. `array` has all voxels.
     """
     highest = float(array.max()) if array.size else 0.0
     if not IMPOSSIBLE_HU < highest < np.inf:
@@ -518,13 +498,7 @@ def find_impossible(array: NDArray[Any]) -> str | None:
 
 
 def find_foreign_scale(sample: NDArray[Any]) -> str | None:
-    """Return why intensities can't be Hounsfield units, None if they may be.
-
-    Parameters
-    ----------
-    sample : (N,) array
-        Finite intensities of a scan without its declared padding.
-    """
+    """Return why intensities can't be Hounsfield units, None if they may be."""
     if not sample.size:
         return None
     lowest = float(sample.min())
@@ -542,14 +516,7 @@ def find_foreign_scale(sample: NDArray[Any]) -> str | None:
 def _without_negative(lowest: float, inner: NDArray[Any], share: float) -> str | None:
     """Return why intensities without values below 0 can't be Hounsfield units, None if they may.
 
-    Parameters
-    ----------
-    lowest : float
-        The lowest value.
-    inner : (N,) array
-        All higher values.
-    share : float
-        Share of the voxels that have the lowest value.
+    `share` is that of the voxels with the lowest value, `inner` are all higher values.
     """
     if not inner.size:
         return f"all voxels have the value {lowest:g}"

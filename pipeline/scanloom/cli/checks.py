@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import ScanError, counted, format_bytes
-from scanloom.core.process import core_count, memory_limits
+from scanloom.core.process import core_count, cpu_flags, memory_limits
 from scanloom.engine.machine.devices import (
     NEVER_RUN,
     amd_gpu_count,
@@ -315,16 +315,6 @@ def find_driver() -> Driver | None:
                 gpus=tuple(pynvml.nvmlDeviceGetName(handle) for handle in handles),
             )
     return driver
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return the processor's instruction sets by Linux's names; empty if unknown."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return frozenset()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
-    return frozenset(flags.partition(":")[2].split())
 
 
 def _memory() -> CheckResult:

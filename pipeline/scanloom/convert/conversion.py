@@ -126,8 +126,7 @@ def _kept_or_converted(models: Path, source: Path, options: Mapping[str, str]) -
     """Return the card of a model that was converted into a folder of models, now or before."""
     subject = json.dumps([_SCHEMA, str(source), sorted(options.items())])
     entry = models / hashlib.sha256(subject.encode()).hexdigest()[:32]
-    card = _kept(entry)
-    if card is not None:
+    if (card := _kept(entry, source, options)) is not None:
         return card
     make_private_folder(models)
     if not is_ours(models):
@@ -136,7 +135,7 @@ def _kept_or_converted(models: Path, source: Path, options: Mapping[str, str]) -
     try:
         if lock_file(descriptor):  # without locks, two processes may do the same work
             _remove_leftovers(models, entry)
-        return _kept(entry) or _convert_into(entry, source, options)
+        return _kept(entry, source, options) or _convert_into(entry, source, options)
     finally:
         os.close(descriptor)
 
@@ -166,7 +165,7 @@ def _is_free(lock: Path) -> bool:
         os.close(descriptor)
 
 
-def _kept(entry: Path) -> ModelCard | None:
+def _kept(entry: Path, source: Path, options: Mapping[str, str]) -> ModelCard | None:
     """Return the card of an earlier conversion; None if it is missing or its source changed.
 
     Its own weights may have changed too: cleaners of caches remove files that were not read for
@@ -174,7 +173,7 @@ def _kept(entry: Path) -> ModelCard | None:
     """
     try:
         record = json.loads((entry / _SOURCES_FILE).read_bytes())
-        same = all(_signature(Path(root)) == listed for root, listed in record["sources"].items())
+        same = record["sources"] == _signatures(source, options)
         same = same and _sizes(entry) == record["weights"] and is_ours(entry.parent)
         return read_card(entry) if same else None
     except (OSError, ValueError, AttributeError, KeyError, TypeError, ScanError):
@@ -193,7 +192,7 @@ def _convert_into(entry: Path, source: Path, options: Mapping[str, str]) -> Mode
     draft.mkdir(mode=0o700)
     try:
         # listed before they are read: a file that changes meanwhile is read again next time
-        sources = {str(root): _signature(root) for root in source_folders(source)}
+        sources = _signatures(source, options)
         convert_model(source, options, draft)
         _share_weights(draft)
         record = {"schema": _SCHEMA, "sources": sources, "weights": _sizes(draft)}
@@ -203,7 +202,7 @@ def _convert_into(entry: Path, source: Path, options: Mapping[str, str]) -> Mode
         try:
             draft.rename(entry)
         except OSError:  # another process was first, on a file system without locks
-            if _kept(entry) is None:
+            if _kept(entry, source, options) is None:
                 raise
         return read_card(entry)
     finally:
@@ -221,6 +220,11 @@ def _share_weights(draft: Path) -> None:
                 if filecmp.cmp(twin, file, shallow=False):  # it may be damaged
                     os.link(twin, draft / "link")
                     (draft / "link").replace(file)
+
+
+def _signatures(source: Path, options: Mapping[str, str]) -> dict[str, list[list[Any]]]:
+    """Return the signatures of all folders whose files may be read for a model, by path."""
+    return {str(root): _signature(root) for root in source_folders(source, options)}
 
 
 def _signature(folder: Path) -> list[list[Any]]:
@@ -267,7 +271,8 @@ def convert_model(source: Path, options: Mapping[str, str], out: Path) -> None:
         Of the reader; MODEL_UNSAFE if it takes more memory or processor time than a model needs;
         MODEL_DAMAGED if it crashes; ENVIRONMENT if the machine is too busy.
     """
-    sizes = [size for root in source_folders(source) for _, size, *_ in _signature(root)]
+    listed = _signatures(source, options).values()
+    sizes = [size for files in listed for _, size, *_ in files]
     memory = MEMORY_BYTES + COPIES * min(max(sizes, default=0), MAX_WEIGHTS)
     limits = SandboxLimits(memory, SILENCE_S, TOTAL_S)
     # native code that gets no memory ends its process, too

@@ -490,11 +490,16 @@ def _models_in(folder: Path) -> list[Path]:
     if _is_model(folder):
         return [folder]
     try:
-        inner = sorted(entry for entry in folder.iterdir() if _DATASET.fullmatch(entry.name))
-        datasets = [folder, *inner]
+        datasets = [folder, *datasets_in(folder)]
         return [m for each in datasets for m in sorted(each.glob("*__*__*")) if _is_model(m)]
     except OSError:
         return []
+
+
+def datasets_in(folder: Path, chosen: str | None = None) -> list[Path]:
+    """Return the datasets in a folder; those that an option means, if it is given."""
+    entries = sorted(entry for entry in folder.iterdir() if _DATASET.fullmatch(entry.name))
+    return [e for e in entries if chosen is None or _is_meant(chosen, e.resolve().name)]
 
 
 def _only_model(folder: Path, options: Mapping[str, str]) -> Path:

@@ -19,6 +19,11 @@ MAX_BYTES: Final = (2 << 30) - 1
 """Largest graph with its weights: the limit of Protocol Buffers."""
 _OWN_DOMAINS: Final = ("", "ai.onnx")
 """Domains of ONNX's own operators; those of others are code."""
+_RANDOM: Final = (
+    *("Bernoulli", "Multinomial"),
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+)
+"""Operators whose result differs from run to run."""
 _MAX_DEPTH: Final = 50
 """Largest depth of graphs within operators."""
 _FLOAT32: Final = 1
@@ -79,7 +84,8 @@ def read_graph(content: bytes) -> OnnxFile:
     ------
     ScanError
         MODEL_DAMAGED if it is not an ONNX file; MODEL_UNSAFE if it has operators or functions of
-        its own; MODEL_UNSUPPORTED if it has graphs for training, or is nested too deeply.
+        its own; MODEL_UNSUPPORTED if it has graphs or operators for training, or is nested too
+        deeply.
     """
     graph, values, has_graph = OnnxFile(), set[str](), False
     for number, value, _ in _fields(memoryview(content)):
@@ -119,15 +125,30 @@ def _check_message(kind: str, data: memoryview, graph: OnnxFile, depth: int) -> 
     """Check the operators of a message and of those in it; note external tensors."""
     if depth > _MAX_DEPTH:
         raise unsupported("the ONNX file is nested too deeply")
-    if kind == "node" and (domain := _text(data, 7)) not in _OWN_DOMAINS:
-        operator = f"{truncate(domain, 60)}.{truncate(_text(data, 4), 40)}"
-        raise unsafe(f"the ONNX file has the operator {operator}, which is none of ONNX's own")
+    if kind == "node":
+        domain, operator = _text(data, 7), _text(data, 4)
+        if domain not in _OWN_DOMAINS:
+            named = f"{truncate(domain, 60)}.{truncate(operator, 40)}"
+            raise unsafe(f"the ONNX file has the operator {named}, which is none of ONNX's own")
+        if operator in _RANDOM or _is_training(operator, data):
+            detail = f"the ONNX graph has the operator {operator}, as networks do in training"
+            raise unsupported(f"{detail}: export it after `eval()`, so that results do not vary")
     for number, value, _ in _fields(data):
         if kind == "tensor" and number == 14 and _is_external(value):
             graph.external = True
         nested = _SUBMESSAGES[kind].get(number)
         if nested is not None and not isinstance(value, int):
             _check_message(nested, value, graph, depth + 1)
+
+
+def _is_training(operator: str, node: memoryview) -> bool:
+    """Return whether an operator does as in training, or may do so by its third input."""
+    values = [(n, v) for n, v, _ in _fields(node) if not isinstance(v, int)]
+    if operator == "Dropout":
+        return len([n for n, _ in values if n == 1]) > 2
+    attributes = [v for n, v in values if n == 5 and operator == "BatchNormalization"]
+    fields = [(_text(a, 1), number, v) for a in attributes for number, v, _ in _fields(a)]
+    return ("training_mode", 3, 1) in fields
 
 
 def _is_external(value: int | memoryview) -> bool:

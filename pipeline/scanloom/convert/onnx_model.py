@@ -224,11 +224,7 @@ def card_of_answers(answers: Answers) -> str:
     decision = "Threshold" if answers.scores == "sigmoid" else "Argmax"
     entries = {
         "title": answers.title,
-        "version": "1",
-        "description": "",
-        "intended_use": "",
-        "license": "unknown",
-        "attribution": "",
+        **_DEFAULTS,
         "channels": [{"name": answers.modality, "modality": answers.modality}],
         "grid": {"orientation": answers.orientation or None, "spacing": spacing},
         "after": steps,

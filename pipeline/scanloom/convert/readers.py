@@ -110,14 +110,19 @@ def _models_within(folder: Path) -> list[Path]:
     return []
 
 
-def source_folders(folder: Path) -> tuple[Path, ...]:
+def source_folders(folder: Path, options: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders whose files may be read for a model: its own, and those next to it.
 
     A stage of nnU-Net's cascade lies next to the other one, and the dataset of TotalSegmentator
-    that crops the scan next to the one that segments it.
+    that crops the scan next to the one that segments it. Of a folder of datasets, only those that
+    the option `dataset` means are read.
     """
+    from scanloom.convert.nnunet import datasets_in
     from scanloom.convert.totalsegmentator import is_totalsegmentator
 
+    with suppress(OSError):  # what can't be listed can't be found by a reader either
+        if chosen := options.get("dataset"):
+            return tuple(datasets_in(folder, chosen)) or (folder,)
     own = folder.resolve()
     start = own.name.rpartition("__")[0].lower()
     # other datasets of nnU-Net are of no use to a model, and may be trained meanwhile

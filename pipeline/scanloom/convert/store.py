@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import is_card
 from scanloom.convert.conversion import all_weights, load_card
 from scanloom.convert.download import addresses
+from scanloom.convert.files import NO_OPTIONS
 from scanloom.convert.provenance import Provenance, check_files, file_digest, read_provenance
 from scanloom.convert.readers import find_reader, split_options, variant_name
 from scanloom.convert.unread import unread_error
@@ -182,8 +182,8 @@ def list_models() -> tuple[ModelEntry, ...]:
     return tuple(_entry(name, *model) for name, model in sorted(stored_models().items()))
 
 
-def verify_model(entry: ModelEntry) -> None:
-    """Read a model and compare all of its files with the record of `models add`.
+def verify_model(entry: ModelEntry, options: Mapping[str, str] = NO_OPTIONS) -> None:
+    """Read a model, with its options, and compare all of its files with the record of `models add`.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def verify_model(entry: ModelEntry) -> None:
     provenance = read_provenance(entry.folder)
     if provenance is not None:
         check_files(entry.folder, provenance, large=True)
-    check_weights(load_card(entry.folder, ships=entry.section == "ships"))
+    check_weights(load_card(entry.folder, options, ships=entry.section == "ships"))
 
 
 def check_weights(card: ModelCard) -> None:
@@ -229,7 +229,7 @@ def _entry(
     name: str,
     folder: Path,
     section: Section | None,
-    options: Mapping[str, str] = MappingProxyType({}),
+    options: Mapping[str, str] = NO_OPTIONS,
 ) -> ModelEntry:
     reader = find_reader(folder)
     form = reader.name if reader else OWN_FORMAT * is_card(folder)

@@ -81,6 +81,16 @@ def control_groups(
         yield from (folder / name / each for each in (group, *group.parents))
 
 
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the processor's instruction sets by Linux's names; empty if unknown."""
+    try:
+        lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    return frozenset(flags.partition(":")[2].split())
+
+
 def memory_limits(folder: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[tuple[int, int]]:
     """Yield the limit of memory of each control group that has one, and its use of it, in bytes.
 

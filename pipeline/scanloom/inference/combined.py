@@ -29,7 +29,7 @@ from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import PlacedModel, is_out_of_memory, own_settings
 from scanloom.inference.geometry import NetworkPlan, part_grid, plan_grid, steps_after
 from scanloom.inference.graph import GraphRun, made_after
-from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.predictor import TorchPredictor, with_direction_flag
 from scanloom.inference.resampling.image import ModelInput, SharedScan, network_image
 from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.restore.decisions import Labels
@@ -201,17 +201,18 @@ class PaintedPredictor(PlacedModel):
             restored = change_maps(uncertain[0], lambda values: restore_labels(values, plan))
         with clock.step("clean"):
             labels = clean(labels, card.cleaning, volume.grid.voxel_volume, "after")
-        return replace(
-            result,
-            model=self.name,
-            changes=self.changes,
-            layers=(Layer(labels, card.structures),),
-            grid=volume.grid,
-            version=card.version,
-            flags=tuple(flags),
-            uncertainty=restored,
-            engine=all_engines(engines),
-        )
+            whole = replace(
+                result,
+                model=self.name,
+                changes=self.changes,
+                layers=(Layer(labels, card.structures),),
+                grid=volume.grid,
+                version=card.version,
+                flags=tuple(flags),
+                uncertainty=restored,
+                engine=all_engines(engines),
+            )
+            return with_direction_flag(whole, card)
 
     def _resample(
         self, volumes: Sequence[Volume], plan: NetworkPlan, clock: StepTimer

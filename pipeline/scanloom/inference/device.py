@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
-from scanloom.core.engines import EngineChoice
-from scanloom.core.process import core_count, worker_count
+from scanloom.core.process import core_count, cpu_flags, worker_count
 from scanloom.options import DEVICES
 
 logger = logging.getLogger(__name__)
@@ -254,15 +253,9 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
     Read from Linux: the names of torch's own functions for it differ between versions.
     """
-    try:
-        lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return None
-    flag_lines = (line.partition(":")[2] for line in lines if line.startswith("flags"))
-    flags = set(next(flag_lines, "").split())
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch
         return None
-    return "AVX512-BF16" if "avx512_bf16" in flags else None
+    return "AVX512-BF16" if "avx512_bf16" in cpu_flags(cpuinfo) else None
 
 
 def choose_batch(window: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> int:
@@ -333,6 +326,8 @@ def _set_for_process(stack: ExitStack) -> None:
     """Change the settings that hold for all threads, until the stack is closed."""
     backends: Any = torch.backends  # whose types lack what torch adds to them
     cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    # Also after `disable_global_flags()`, as by torch.testing; left last: flags are put back
+    stack.enter_context(backends.__allow_nonbracketed_mutation())
     # Benchmarking would choose kernels by a stopwatch: other bits at each start
     for name, value in (("enabled", True), ("benchmark", False), ("deterministic", True)):
         _set(stack, cudnn, name, value)
@@ -400,11 +395,6 @@ class PlacedModel:
     def device_name(self) -> str:
         """The device's name: "cpu", "cuda:0"."""
         return str(self.device.device)
-
-    @property
-    def engine(self) -> EngineChoice:
-        """The library that runs its first network, and the reason for its choice."""
-        raise NotImplementedError
 
     @property
     def precision_name(self) -> str:

@@ -44,6 +44,9 @@ class Ensemble(TorchPredictor):
             name=name,
             version=", ".join(f"{each.card.name} {each.card.version}" for each in members),
             flags=tuple(dict.fromkeys(flag for each in members for flag in each.card.flags)),
+            reference_directions=tuple(
+                direction for each in members for direction in each.card.reference_directions
+            ),
         )
         self.compute, self.device = first.compute, first.device
         self.memory_limit, self.skip_air = first.memory_limit, first.skip_air

@@ -238,10 +238,7 @@ class TorchPredictor(PlacedModel):
             maps = [self._clean(labels, "after", volume.grid) for labels in maps]
             prediction = replace(prediction, maps=maps, uncertainty=uncertain)
             result = prediction.segmentation(self.card, volume)
-            flags = result.flags
-            if directions := self.card.reference_directions:
-                flags += check_directions(centroids(result), directions)
-            return replace(result, changes=self.changes, flags=flags)
+            return with_direction_flag(replace(result, changes=self.changes), self.card)
 
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
@@ -524,6 +521,13 @@ def on_whole_grid(
     if box is None:
         return planes
     return uncrop(planes, box, plan.network_axis(plan.lead), plan.network.shape)
+
+
+def with_direction_flag(result: Segmentation, card: ModelCard) -> Segmentation:
+    """Return a result, flagged if its structures lie otherwise than the card says."""
+    directions = card.reference_directions
+    found = check_directions(centroids(result), directions) if directions else ()
+    return replace(result, flags=(*result.flags, *found))
 
 
 def check_supported(card: ModelCard) -> None:

@@ -241,17 +241,31 @@ def test_links_to_datasets_of_a_task_are_followed(name: str, tmp_path: Path) -> 
     assert card_digest(load_card(weights, {"task": "total_mr"})) != before
 
 
-def test_datasets_next_to_a_model_do_not_count(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"dataset": "1"}])
+def test_datasets_next_to_a_model_do_not_count(
+    options: dict[str, str], cache: Path, tmp_path: Path
+) -> None:
     """They may be trained at this moment."""
-    folder = write_model(tmp_path / "Dataset001_Organ").parent
-    load_card(folder)
+    results = tmp_path / "results"
+    dataset = write_model(results / "Dataset001_Organ").parent
+    folder = results if options else dataset
+    load_card(folder, options)
     (entry,) = entries(cache)
     inode = (entry / "card.json").stat().st_ino
-    write_model(tmp_path / "Dataset002_Other")
+    write_model(results / "Dataset002_Other")
 
-    load_card(folder)
+    load_card(folder, options)
 
     assert (entry / "card.json").stat().st_ino == inode
+
+
+def test_a_second_dataset_of_the_same_number_counts(tmp_path: Path) -> None:
+    write_model(tmp_path / "Dataset001_Organ")
+    load_card(tmp_path, {"dataset": "1"})
+    write_model(tmp_path / "Dataset001_Other")
+
+    with pytest.raises(ScanError, match="there are 2 models"):
+        load_card(tmp_path, {"dataset": "1"})
 
 
 def _change_weights(model: Path) -> None:

@@ -231,6 +231,11 @@ def constant_outside(folder: Path) -> None:
     graph(nodes=[attribute(5, values)])(folder)
 
 
+def batch_norm(training: int) -> bytes:
+    mode = onnx_files.message((1, "training_mode"), (3, training), (20, 2))
+    return onnx_files.message((1, "scores"), (2, "out"), (4, "BatchNormalization"), (5, mode))
+
+
 IDENTITY = onnx_files.node("Identity", ["scores"], "again")
 REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
     "custom operator": (graph(domain="my.ops"), "MODEL_UNSAFE", "my.ops.Relu"),
@@ -240,6 +245,21 @@ REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
         "functions of its own",
     ),
     "training": (graph(parts=[(20, b"")]), "MODEL_UNSUPPORTED", "for training"),
+    "random numbers": (
+        graph(nodes=[onnx_files.node("RandomUniformLike", ["scores"], "out")]),
+        "MODEL_UNSUPPORTED",
+        "RandomUniformLike, as networks do in training",
+    ),
+    "dropout of training": (
+        graph(nodes=[onnx_files.node("Dropout", ["scores", "ratio", "mode"], "out")]),
+        "MODEL_UNSUPPORTED",
+        "Dropout, as",
+    ),
+    "norm of training": (
+        graph(nodes=[batch_norm(1)]),
+        "MODEL_UNSUPPORTED",
+        "BatchNormalization, as",
+    ),
     "operator within an operator": (within_an_operator, "MODEL_UNSAFE", "my.ops.Relu"),
     "external tensor of an operator": (constant_outside, "MODEL_UNSAFE", "'/etc/passwd', outside"),
     "number of 33 bits": (
@@ -338,6 +358,29 @@ def test_what_is_not_data_or_contradicts_itself_is_refused(name: str, tmp_path: 
 
     assert refused.value.code == code
     assert named in refused.value.detail
+
+
+def test_operators_that_do_as_in_training_only_on_request_are_read(tmp_path: Path) -> None:
+    nodes = [onnx_files.node("Dropout", ["scores", "ratio"], "out"), batch_norm(0)]
+    content = onnx_files.network(WEIGHTS, nodes=nodes)
+
+    assert read_onnx_model(onnx_files.write_model(tmp_path / "m", content)).n_outputs == 3
+
+
+def test_a_graph_for_several_windows_runs_one_by_one(tmp_path: Path) -> None:
+    """OpenVINO changes the size of a batch, ONNX Runtime does not."""
+    need("onnxruntime")
+    weights = balanced()
+    content = onnx_files.network(weights, SHAPE, batch=2)
+    card = WHOLE.replace("{size: null}", f"{{size: [{', '.join(map(str, SHAPE))}]}}")
+    own = converted(onnx_files.write_model(tmp_path / "m", content, card))
+    predictor = TorchPredictor(own, ComputeOptions(engine="onnxruntime"), device="cpu")
+
+    labels = predictor.predict(volume()).layers[0].labels
+
+    expected = onnx_files.reference(weights, image()).argmax(1)[0].numpy()
+    np.testing.assert_array_equal(labels, expected)
+    assert "takes 2 windows at once" in predictor.engine.why
 
 
 def test_damaged_files_raise_no_other_error() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import process
-from scanloom.core.process import container_limit, core_count, memory_limits
+from scanloom.core.process import container_limit, core_count, cpu_flags, memory_limits
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,9 @@ def test_the_smaller_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in (1, usable + 7, None):
         monkeypatch.setattr(process, "container_limit", lambda limit=limit: limit)
         assert core_count() == min(limit or usable, usable)
+
+
+def test_flags_of_a_processor(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("model name : x\nflags\t\t: fpu avx512f amx_bf16\n")
+    assert cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx512f", "amx_bf16"}
+    assert cpu_flags(tmp_path / "none") == frozenset()

@@ -223,6 +223,22 @@ def test_precisions_that_a_caller_set_by_backend_are_set_aside(path: str, value:
     subprocess.run([sys.executable, "-c", _PRECISION, path, value], check=True)
 
 
+_FROZEN = """
+import torch
+from scanloom.inference.device import own_settings
+torch.backends.disable_global_flags()
+with own_settings():
+    assert torch.backends.cudnn.deterministic
+assert not torch.backends.cudnn.deterministic
+assert torch.backends.flags_frozen()
+"""
+
+
+def test_flags_that_a_caller_froze_are_set_and_put_back() -> None:
+    """As torch.testing's own programs do. In a process of its own: they stay frozen."""
+    subprocess.run([sys.executable, "-c", _FROZEN], check=True)
+
+
 def test_settings_stay_until_the_last_of_several_threads_ends() -> None:
     """Another thread, whose scan takes longer, still calculates as it began."""
     torch.set_float32_matmul_precision("medium")

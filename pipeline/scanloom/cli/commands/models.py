@@ -242,14 +242,16 @@ def verify(
     """Compare all files of a model, or of all, with the hashes from when it was added."""
     with error_boundary(general.mode):
         from scanloom.convert.provenance import PROVENANCE_FILE
+        from scanloom.convert.readers import split_options
         from scanloom.convert.store import list_models, locate_model, verify_model
         from scanloom.core import ScanError
 
         results: list[dict[str, Any]] = []
-        for entry in [locate_model(name)] if name is not None else list_models():
+        plain, options = split_options(name or "")
+        for entry in [locate_model(plain)] if name is not None else list_models():
             recorded = (entry.folder / PROVENANCE_FILE).is_file()
             try:
-                verify_model(entry)
+                verify_model(entry, options)
                 state, error = "unchanged" if recorded else "readable; no record of hashes", None
             except ScanError as exc:
                 state = format_error(exc.reason, exc.detail)

@@ -28,6 +28,7 @@ from scanloom.convert.monai.config import Config, describe, is_whole, read_entri
 from scanloom.convert.monai.metadata import (
     METADATA,
     Metadata,
+    ScanloomFields,
     TensorFormat,
     one_line,
     read_metadata,
@@ -237,7 +238,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     structures = read_structures(
         content.output, after.decision, metadata.scanloom.structures, after.rests
     )
-    return card.ModelCard(
+    model = card.ModelCard(
         name=slug(folder.resolve().name) or slug(metadata.name) or "model",
         version=metadata.version,
         title=metadata.name or one_line(folder.resolve().name),
@@ -261,70 +262,35 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
         precisions=metadata.scanloom.precisions,
         air_below=metadata.scanloom.air_below,
         kernel=metadata.scanloom.kernel,
-        fast=_fast(metadata),
         flags=after.flags,
-        limitations=_limitations(metadata, structures),
-        reference_ranges=_reference_ranges(metadata, structures),
-        reference_directions=_reference_directions(metadata, structures),
-        on_request=_on_request(metadata, structures),
     )
+    try:
+        return replace(model, **_said(metadata.scanloom, structures))
+    except ValueError as exc:  # of a check of the card, in our own words
+        raise damaged(f"{METADATA}: {exc}") from exc
 
 
-def _limitations(
-    metadata: Metadata, structures: Sequence[Structure]
-) -> tuple[card.Limitation, ...]:
-    """Return the known errors; MODEL_DAMAGED for scans that can't be told."""
-    labels = {structure.label for structure in structures}
-    conditions = {card.HEAD, card.CONTRAST, card.UNCROPPED, *labels}
-    limitations = tuple(
-        card.Limitation(each) if isinstance(each, str) else card.Limitation(each.text, each.where)
-        for each in metadata.scanloom.limitations
-    )
-    for each in limitations:
-        if each.where and each.where not in conditions:
-            raise damaged(f"{METADATA}: limitations: {truncate(each.where)!r} is no condition")
-    return limitations
-
-
-def _on_request(metadata: Metadata, structures: Sequence[Structure]) -> tuple[str, ...]:
-    """Return the labels that results have only on request; MODEL_DAMAGED if none is left."""
-    fields = metadata.scanloom.structures
-    labels = [each.label for each in structures]
-    chosen = tuple(label for label in labels if label in fields and fields[label].on_request)
-    if len(chosen) == len(labels):
-        raise damaged(f"{METADATA}: all structures are on request only")
-    return chosen
-
-
-def _reference_ranges(
-    metadata: Metadata, structures: Sequence[Structure]
-) -> tuple[ReferenceRange, ...]:
-    """Return the usual measurements; MODEL_DAMAGED for a structure that the model lacks."""
-    labels = {structure.label for structure in structures}
-    for fields in metadata.scanloom.reference_ranges:
-        if fields.structure not in labels:
-            detail = f"{METADATA}: reference range of {fields.structure}, which the model lacks"
-            raise damaged(detail)
-    return tuple(
-        ReferenceRange(each.structure, each.quantity, Range(*each.range), each.source)
-        for each in metadata.scanloom.reference_ranges
-    )
-
-
-def _reference_directions(
-    metadata: Metadata, structures: Sequence[Structure]
-) -> tuple[card.ReferenceDirection, ...]:
-    """Return the usual directions; MODEL_DAMAGED for a structure that the model lacks."""
-    labels = {structure.label for structure in structures}
-    for fields in metadata.scanloom.reference_directions:
-        for label in (*fields.start, *fields.end):
-            if label not in labels:
-                detail = f"{METADATA}: reference direction of {label}, which the model lacks"
-                raise damaged(detail)
-    return tuple(
-        card.ReferenceDirection(each.start, each.end, each.direction, each.within, each.source)
-        for each in metadata.scanloom.reference_directions
-    )
+def _said(stated: ScanloomFields, structures: Sequence[Structure]) -> dict[str, Any]:
+    """Return the fields of a card that change no label, such as known errors and usual values."""
+    ranges = stated.reference_ranges
+    return {
+        "fast": stated.fast and card.FastPreset(**dict(stated.fast)),
+        "limitations": tuple(
+            card.Limitation(each) if isinstance(each, str) else card.Limitation(**dict(each))
+            for each in stated.limitations
+        ),
+        "reference_ranges": tuple(
+            ReferenceRange(**{**dict(each), "range": Range(*each.range)}) for each in ranges
+        ),
+        "reference_directions": tuple(
+            card.ReferenceDirection(**dict(each)) for each in stated.reference_directions
+        ),
+        "on_request": tuple(
+            each.label
+            for each in structures
+            if each.label in stated.structures and stated.structures[each.label].on_request
+        ),
+    }
 
 
 @dataclass(frozen=True)
@@ -453,11 +419,6 @@ def _checks(metadata: Metadata) -> card.Checks:
     return card.Checks(
         **ranges, tilt=fields.tilt, refuse=fields.refuse, hounsfield=fields.hounsfield
     )
-
-
-def _fast(metadata: Metadata) -> card.FastPreset | None:
-    fields = metadata.scanloom.fast
-    return None if fields is None else card.FastPreset(**dict(fields))
 
 
 def _attribution(metadata: Metadata) -> str:

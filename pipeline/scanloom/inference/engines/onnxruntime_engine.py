@@ -228,6 +228,9 @@ def _graph_runner(session: InferenceSession, network: OnnxGraph, plane: int | No
     """
     [parameter] = session.get_inputs()
     last = network.layout == "channels_last"
+    batch = parameter.shape[0] if parameter.shape else None
+    if isinstance(batch, int) and batch > 1:
+        raise EngineUnfitError(f"the graph takes {batch} windows at once")
 
     def run(windows: torch.Tensor) -> torch.Tensor:
         scores = []

@@ -26,7 +26,6 @@ from scanloom.cli.checks import (
     check_key,
     check_out,
     check_software,
-    cpu_flags,
     judge_onnxruntime,
     judge_rocm,
     judge_space,
@@ -250,12 +249,6 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert available_memory(tmp_path) == 1 << 22
     (group / "memory.max").write_text("5000\n")
     assert available_memory(tmp_path) == 4000
-
-
-def test_flags_of_a_processor(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("model name : x\nflags\t\t: fpu avx512f amx_bf16\n")
-    assert cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx512f", "amx_bf16"}
-    assert cpu_flags(tmp_path / "none") == frozenset()
 
 
 @pytest.mark.parametrize(

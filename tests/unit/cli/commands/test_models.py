@@ -173,8 +173,12 @@ def test_verify_names_the_file_that_changed(own_models: Path) -> None:
 
     single = scanloom("models", "verify", "twin")
     every = scanloom("models", "verify", "--json")
+    chosen = scanloom("models", "verify", "mine:dataset_dir=here")
+    unknown = scanloom("models", "verify", "mine:highres=no")
 
     assert (before.code, before.out) == (0, "twin: unchanged\n")
+    assert (chosen.code, chosen.out) == (0, "mine: readable; no record of hashes\n")
+    assert unknown.code == 65
     assert single.code == 65
     assert "configs/metadata.json" in single.out
     assert every.code == 1

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from scanloom.cards.card import ModelCard
+from scanloom.cards.card import ModelCard, ReferenceDirection
+from scanloom.cards.check import LEAST_ML
 from scanloom.cards.graph import needed_parts, numbers_in
 from scanloom.convert.conversion import load_card
-from scanloom.core import ComputeOptions, Grid, StepTimer, Volume
+from scanloom.core import ComputeOptions, Flag, Grid, StepTimer, Volume
 from scanloom.engine.prepare import estimate_case
 from scanloom.inference.combined import make_predictor
 from scanloom.inference.geometry import grid_for_parts
 from scanloom.inference.memory import base_bytes, window_values
 from scanloom.inference.predictor import TorchPredictor
+from scanloom.ops.measure import centroids
 from support.totalsegmentator_folders import write_task
 
 FULL = ComputeOptions(precision="float32")
@@ -89,6 +91,19 @@ def test_labels_are_those_of_totalsegmentators_steps(weights, task, volume):
 
     np.testing.assert_array_equal(segmentation.layers[0].labels, home_labels(card, volume))
     assert len(np.unique(segmentation.layers[0].labels)) > 5
+
+
+def test_directions_between_structures_are_compared(weights):
+    card = load_card(weights, {"task": "total_mr"})
+    volume = scan((3.0, 3.0, 3.0), (24, 24, 18), "RAS", "MR")
+    found = centroids(make_predictor(card, FULL, device="cpu").predict(volume))
+    start, end, *_ = (label for label, (ml, _) in found.items() if ml > LEAST_ML)
+    never = ReferenceDirection((start,), (end,), (1.0, 2.0, 3.0), 1e-3, "")
+
+    changed = replace(card, reference_directions=(never,))
+    result = make_predictor(changed, FULL, device="cpu").predict(volume)
+
+    assert Flag.DIRECTION_IMPLAUSIBLE in result.flags
 
 
 def test_all_parts_share_one_resampling(weights):

@@ -13,8 +13,8 @@ from monai.inferers import sliding_window_inference
 from monai.networks.nets.unet import UNet
 from safetensors.torch import load_file
 
-from scanloom.cards.card import ModelCard, ScaleRange, Window
-from scanloom.core import ScanError, Volume
+from scanloom.cards.card import ModelCard, ReferenceDirection, ScaleRange, Window
+from scanloom.core import Flag, ScanError, Volume
 from scanloom.inference.ensemble import Ensemble, mean_of_planes
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.image import SharedScan
@@ -74,6 +74,16 @@ def test_labels_are_those_of_the_mean(cards: list[ModelCard], restore: str) -> N
     assert segmentation.version == "model-0 1, model-1 1"
     alone = [member.predict(volume).layers[0].labels for member in members]
     assert all((segmentation.layers[0].labels != labels).any() for labels in alone)
+
+
+def test_directions_are_those_of_all_members(cards: list[ModelCard]) -> None:
+    start, end = ((s.label,) for s in cards[1].structures[:2])
+    never = ReferenceDirection(start, end, (1.0, 2.0, 3.0), 1e-3, "")
+    for directions, expected in (((), False), ((never,), True)):
+        changed = replace(cards[1], reference_directions=directions)
+        members = [TorchPredictor(card, device="cpu") for card in (cards[0], changed)]
+        found = Ensemble("mean", members).predict(scan()).flags
+        assert (Flag.DIRECTION_IMPLAUSIBLE in found) is expected
 
 
 def test_members_share_a_scan_and_free_it(cards: list[ModelCard]) -> None:
