@@ -580,7 +580,10 @@ def _seg_file(
 ) -> SegFile:
     """Return the file of a data set and its frames."""
     dataset.NumberOfFrames = len(frames)
-    codes = _derivation_codes()
+    codes = (
+        encode_dataset(make_item(PurposeOfReferenceCodeSequence=[code_item(_PURPOSE)])),
+        encode_dataset(make_item(DerivationCodeSequence=[code_item(_DERIVATION)])),
+    )
     derivations = {k: _derivation(series, k, codes) for k in slices}
     positions = {k: _position(series.positions[k] or ()) for k in slices}
     shared_segment = "SegmentIdentificationSequence" in dataset.SharedFunctionalGroupsSequence[0]
@@ -590,15 +593,11 @@ def _seg_file(
     )
 
 
-def _derivation_codes() -> tuple[bytes, bytes]:
-    """Return the encoded codes of the purpose of a reference and of the derivation."""
-    purpose = make_item(PurposeOfReferenceCodeSequence=[code_item(_PURPOSE)])
-    derivation = make_item(DerivationCodeSequence=[code_item(_DERIVATION)])
-    return encode_dataset(purpose), encode_dataset(derivation)
-
-
 def _derivation(series: _Series, k: int, codes: tuple[bytes, bytes]) -> bytes:
-    """Return the encoded DerivationImageSequence of a frame; empty without a source image."""
+    """Return the encoded DerivationImageSequence of a frame; empty without a source image.
+
+    `codes` are those of the purpose of the reference and of the derivation, encoded.
+    """
     image = series.source.slices[k]
     if image is None:
         return encode_sequence(0x0008, 0x9124)
