@@ -346,8 +346,8 @@ class Flag(Enum):
         "recorded for this output folder; labels may differ slightly from those of other cases"
     )
     SEG_NOT_POSSIBLE = (
-        "No DICOM SEG was written: the source lacks a UID that it must reference, of study, series, "
-        "frame of reference or each slice"
+        "No DICOM SEG was written: the source lacks a UID that it must reference, of study, "
+        "series, frame of reference or each slice"
     )
     RTSTRUCT_NOT_POSSIBLE = (
         "No RTSTRUCT was written: the slices are sheared, or the source is not DICOM or lacks "
