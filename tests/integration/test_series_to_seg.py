@@ -311,12 +311,23 @@ def test_a_scan_without_a_report_has_a_flag_if_it_was_requested(tmp_path, thresh
     assert not (tmp_path / "case" / "dicom").exists()
 
 
-@pytest.mark.parametrize("name", ["empty UIDs", "one SOP UID for all", "mosaic"])
-def test_a_source_without_references_has_a_label_map_and_a_flag(tmp_path, threshold, name):
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("empty UIDs", "StudyInstanceUID, SeriesInstanceUID, FrameOfReferenceUID"),
+        ("one SOP UID for all", "SOPInstanceUID"),
+        ("mosaic", "SOPInstanceUID"),
+    ],
+)
+def test_a_source_without_references_has_a_label_map_and_a_flag(
+    tmp_path, threshold, name, missing, caplog
+):
+    caplog.set_level("INFO", "scanloom")
     make = mosaic(around(), words=Words("CT")) if name == "mosaic" else READ[name].make
     make(tmp_path / "scan")
     result = segmented(tmp_path / "scan", tmp_path / "case", threshold)
     assert Flag.SEG_NOT_POSSIBLE in result.flags
+    assert f"lacks a valid {missing}" in caplog.text
     assert not (tmp_path / "case" / "dicom").exists()
     voxel = result.loaded.scan.volume.grid.voxel_volume
     check_ball(of_nifti(tmp_path / "case" / "segmentation.nii.gz"), voxel)

@@ -345,7 +345,10 @@ class Flag(Enum):
         "The network was run by another library, or in another precision, than was requested or "
         "recorded for this output folder; labels may differ slightly from those of other cases"
     )
-    SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"
+    SEG_NOT_POSSIBLE = (
+        "No DICOM SEG was written: the source lacks a UID that it must reference, of study, "
+        "series, frame of reference or each slice"
+    )
     RTSTRUCT_NOT_POSSIBLE = (
         "No RTSTRUCT was written: the slices are sheared, or the source is not DICOM or lacks "
         "attributes that it must reference"

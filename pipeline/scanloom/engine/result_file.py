@@ -43,11 +43,6 @@ _OTHER_FORMATS: Final = (
 """Suffixes of files that people ask for, and that scanloom does not write: a folder of such a name
 would hide that."""
 
-_NO_UIDS: Final = (
-    "the series lacks UIDs that a DICOM SEG must refer to: of study, series, frame of reference or "
-    "images"
-)
-
 
 def suffix_of(path: Path) -> str:
     """Return the suffix by which a path is the name of a file, "" for that of a folder.
@@ -174,8 +169,9 @@ class ResultFile:
         self.check_source(case)
         if self._is_seg:
             source = dicom_source(case.series.files, case.phase, case.read.gaps)
-            if not source.can_refer:
-                raise _refused(_NO_UIDS)
+            if missing := source.missing_uids:
+                lacks = "the series lacks valid UIDs that a DICOM SEG must refer to"
+                raise _refused(f"{lacks}: {', '.join(missing)}")
         if not any(path.exists() for path in (self.path, self.document)):
             return None
         known = self._read(case)
@@ -276,7 +272,7 @@ class ResultFile:
             else name("segmentation", models[0], models)
         )
         if not labels.is_file():
-            raise _refused(_NO_UIDS)  # its files were exchanged meanwhile
+            raise _refused("the series lacks UIDs now: its files were exchanged meanwhile")
         self.check_source(case)
         if not self.replace and self.path.exists():
             raise ScanError(Reason.STALE, f"{printable(self.path.name)} was written meanwhile")

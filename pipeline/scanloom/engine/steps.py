@@ -196,7 +196,8 @@ def _check(
         if n not in whole:  # its extent is for the crop, which is found later
             card = replace(card, checks=replace(card.checks, extent=None))
         flags += check_scan(scan.volume, card, loaded.further_channels)
-    if isinstance(scan.source, DicomSource) and not scan.source.can_refer:
+    if isinstance(scan.source, DicomSource) and (missing := scan.source.missing_uids):
+        logger.info("no DICOM SEG: the series lacks a valid %s", ", ".join(missing))
         flags.append(Flag.SEG_NOT_POSSIBLE)
     if "rtstruct" in also and not rtstruct.can_write(scan):
         flags.append(Flag.RTSTRUCT_NOT_POSSIBLE)

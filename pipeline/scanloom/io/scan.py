@@ -60,17 +60,26 @@ class DicomSource:
     orientation: tuple[str, ...]
 
     @property
-    def can_refer(self) -> bool:
-        """Whether a DICOM SEG can refer to these images.
+    def missing_uids(self) -> list[str]:
+        """Keywords of the UIDs that DICOM objects must refer to and that are missing or not valid.
 
-        It must name study, series, frame of reference and each image (PS3.3 C.8.20, C.7.6.16.2.1).
+        They are those of study, series, frame of reference and each image (PS3.3 C.8.20,
+        C.7.6.16.2.1): also SOPInstanceUID, if slices share one.
         """
         existing = [image for image in self.slices if image is not None]
-        uids = [uid for image in existing for uid in (image.sop_class, image.sop_instance)]
         distinct = {(image.sop_instance, image.frame) for image in existing}
-        shared = [valid_uid(self.first, keyword) for keyword in SHARED_UIDS]
-        valid = all(shared) and all(map(UID.fullmatch, uids))
-        return valid and len(distinct) == len(existing) > 0
+        missing = [keyword for keyword in SHARED_UIDS if not valid_uid(self.first, keyword)]
+        if not all(UID.fullmatch(image.sop_class) for image in existing):
+            missing.append("SOPClassUID")
+        own = all(UID.fullmatch(image.sop_instance) for image in existing)
+        if not own or len(distinct) < len(existing):
+            missing.append("SOPInstanceUID")
+        return missing
+
+    @property
+    def can_refer(self) -> bool:
+        """Whether DICOM objects can refer to these images."""
+        return not self.missing_uids
 
 
 @dataclass(frozen=True, eq=False)

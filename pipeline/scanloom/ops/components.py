@@ -1,5 +1,8 @@
 """Connected components of label maps: keep the largest, remove small ones, fill holes, count them.
 
+Rules of a card are applied to label maps (I, J, K) of uint8 or uint16. The result is of the same
+type, in Fortran order; it is the label map itself if no voxel changes. `voxel_volume` is in mm^3.
+
 Components are labelled slab by slab and merged across slab borders, so that no component array of
 the size of the scan is needed. Short slabs also stay in the processor's cache, which is faster.
 """
@@ -68,21 +71,6 @@ class Components:
 def keep_largest(labels: Labels, rule: KeepLargest) -> Labels:
     """Return the label map with only the largest component(s) of the structures in `rule`.
 
-    Parameters
-    ----------
-    labels : (I, J, K) uint8 or uint16 array
-        A label map.
-    rule : KeepLargest
-        Structures, separate or joined; number of components to keep; connectivity.
-
-    Returns
-    -------
-    (I, J, K) array
-        Of the same dtype, in Fortran order; dropped voxels are 0. `labels` itself if no
-        component was dropped.
-
-    Notes
-    -----
     Keeps the same voxels as MONAI's KeepLargestConnectedComponent, or, with `ties` "all", as
     nnU-Net's remove_all_but_largest_component. Otherwise, of components of equal size, those are
     kept whose first voxel in C order comes last, as in MONAI if NumPy's sort is stable. On
@@ -101,44 +89,14 @@ def keep_largest(labels: Labels, rule: KeepLargest) -> Labels:
 
 
 def remove_small(labels: Labels, rule: RemoveSmall, voxel_volume: float) -> Labels:
-    """Return the label map without the small components of the structures in `rule`.
-
-    Parameters
-    ----------
-    labels : (I, J, K) uint8 or uint16 array
-        A label map.
-    rule : RemoveSmall
-        Structures, largest volume that is removed, connectivity.
-    voxel_volume : float
-        Volume of a voxel, mm^3.
-
-    Returns
-    -------
-    (I, J, K) array
-        As of `keep_largest`.
-    """
+    """Return the label map without the small components of the structures in `rule`."""
     labels = np.asfortranarray(labels)
     components = find_components(labels, rule.connectivity, _lookup(labels, rule.numbers))
     return _drop(components, components.voxels <= rule.volume / voxel_volume)
 
 
 def remove_small_objects(labels: Labels, rule: RemoveSmallObjects, voxel_volume: float) -> Labels:
-    """Return the label map without objects that are smaller than a size; see the rule.
-
-    Parameters
-    ----------
-    labels : (I, J, K) uint8 or uint16 array
-        A label map.
-    rule : RemoveSmallObjects
-        What an object is, and its smallest size.
-    voxel_volume : float
-        Volume of a voxel, mm^3.
-
-    Returns
-    -------
-    (I, J, K) array
-        As of `keep_largest`.
-    """
+    """Return the label map without objects that are smaller than a size; see the rule."""
     labels = np.asfortranarray(labels)
     least = math.ceil(rule.size / voxel_volume) if rule.unit == "mm3" else rule.size
     largest = int(labels.max())
@@ -158,20 +116,7 @@ def remove_small_objects(labels: Labels, rule: RemoveSmallObjects, voxel_volume:
 
 
 def fill_holes(labels: Labels, rule: FillHoles) -> Labels:
-    """Return the label map with the holes of the structures in `rule` filled, one after another.
-
-    Parameters
-    ----------
-    labels : (I, J, K) uint8 or uint16 array
-        A label map.
-    rule : FillHoles
-        Structures, and connectivity of what is not the structure.
-
-    Returns
-    -------
-    (I, J, K) array
-        Of the same dtype, in Fortran order. `labels` itself if there was no hole.
-    """
+    """Return the label map with the holes of the structures in `rule` filled, one after another."""
     from scipy import ndimage  # here, as cc3d
 
     result = labels = np.asfortranarray(labels)
@@ -189,10 +134,7 @@ def fill_holes(labels: Labels, rule: FillHoles) -> Labels:
 
 
 def clean(labels: Labels, rules: Iterable[Cleaning], voxel_volume: float, when: str) -> Labels:
-    """Return the label map after a card's cleaning "before" or "after" it is restored.
-
-    `voxel_volume` is that of its grid, mm^3.
-    """
+    """Return the label map after a card's cleaning "before" or "after" it is restored."""
     for rule in rules:
         if rule.when == when:
             match rule:
@@ -210,13 +152,7 @@ def clean(labels: Labels, rules: Iterable[Cleaning], voxel_volume: float, when: 
 def count_components(
     labels: Labels, numbers: Iterable[int], connectivity: Connectivity = 26
 ) -> dict[int, int]:
-    """Return the number of connected components of each structure of a label map (I, J, K).
-
-    Returns
-    -------
-    dict of int to int
-        Component count of each of `numbers`; 0 if no voxel has that value.
-    """
+    """Return the number of connected components of each of `numbers`, 0 if no voxel has it."""
     components = find_components(np.asfortranarray(labels), connectivity)
     counts = np.bincount(components.value[1:], minlength=int(np.iinfo(labels.dtype).max) + 1)
     return {number: int(counts[number]) for number in numbers}

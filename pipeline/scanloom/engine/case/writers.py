@@ -34,12 +34,9 @@ from scanloom.io.extras.surface import SURFACE
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements
-from scanloom.io.readback.case import (
-    check_dicom_segs,
-    check_label_maps,
-    check_measurements,
-    check_names,
-)
+from scanloom.io.readback.case import check_label_maps, check_measurements, check_names
+from scanloom.io.readback.dicom_seg import check_segs
+from scanloom.io.readback.mismatch import decoding
 from scanloom.io.scan import DicomSource
 from scanloom.io.write.nifti import write_label_maps
 from scanloom.options import EXTRAS
@@ -141,28 +138,25 @@ def _label_map_files(content: CaseContent) -> set[str]:
     return {*files, file_names.SEGMENTS}
 
 
-def _write_label_maps(folder: Path, content: CaseContent) -> None:
-    write_label_maps(folder, content.segmentations, content.scan)
-
-
-def _read_label_maps(folder: Path, content: CaseContent) -> None:
-    content.counts.update(check_label_maps(folder, content.segmentations, content.scan.source))
-
+LABEL_MAPS = Writer(
+    "label_maps",
+    _label_map_files,
+    lambda folder, content: write_label_maps(folder, content.segmentations, content.scan),
+    lambda folder, content: content.counts.update(
+        check_label_maps(folder, content.segmentations, content.scan.source)
+    ),
+)
 
 # --- measurements ---------------------------------------------------------------------------------
 
-
-def _measurement_files(_: CaseContent) -> set[str]:
-    return {file_names.MEASUREMENTS_CSV, file_names.MEASUREMENTS_JSON}
-
-
-def _write_measurements(folder: Path, content: CaseContent) -> None:
-    write_measurements(folder, content.measurements)
-
-
-def _read_measurements(folder: Path, content: CaseContent) -> None:
-    check_measurements(folder, content.counts, content.scan.volume, content.case.relations)
-
+MEASUREMENTS = Writer(
+    "measurements",
+    lambda _: {file_names.MEASUREMENTS_CSV, file_names.MEASUREMENTS_JSON},
+    lambda folder, content: write_measurements(folder, content.measurements),
+    lambda folder, content: check_measurements(
+        folder, content.counts, content.scan.volume, content.case.relations
+    ),
+)
 
 # --- DICOM SEG ------------------------------------------------------------------------------------
 
@@ -189,7 +183,9 @@ def _write_segs(folder: Path, content: CaseContent) -> None:
 
 def _read_segs(folder: Path, content: CaseContent) -> None:
     if isinstance(content.scan.source, DicomSource):
-        check_dicom_segs(folder, content.segmentations, content.scan.source, content.case)
+        for segmentation in content.segmentations:
+            with decoding("DICOM SEG"):
+                check_segs(folder, segmentation, content.scan.source, content.case, content.models)
 
 
 def _seg_bytes(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
@@ -248,7 +244,7 @@ def conditions_of(volume: Volume, cards: Sequence[ModelCard]) -> frozenset[str]:
 
 WRITERS = (
     Writer("dicom_seg", _seg_files, _write_segs, _read_segs, _seg_bytes),
-    Writer("label_maps", _label_map_files, _write_label_maps, _read_label_maps),
+    LABEL_MAPS,
     MASKS,
     IMAGE,
     UNCERTAINTY,
@@ -256,7 +252,7 @@ WRITERS = (
     RTSTRUCT,
     SR,
     SURFACE,
-    Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
+    MEASUREMENTS,
     RADIOMICS,
     Writer("preview", _preview_files, _write_preview, memory=lambda *_: _PICTURE_BYTES),
 )

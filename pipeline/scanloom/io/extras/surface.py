@@ -336,22 +336,15 @@ class _Document:
 
     def _accessor(self, values: NDArray[Any], component: int, kind: str, target: int) -> int:
         """Describe an array of 4-byte values, as the next of the binary data; return its number."""
-        view = {
-            "buffer": 0,
-            "byteOffset": self.length,
-            "byteLength": values.size * 4,
-            "target": target,
-        }
-        self.length += values.size * 4
-        self.views.append(view)
-        accessor = {
-            "bufferView": len(self.views) - 1,
-            "componentType": component,
-            "count": len(values),
-            "type": kind,
-        }
-        self.accessors.append(accessor)
-        return len(self.accessors) - 1
+        number, size = len(self.views), values.size * 4
+        self.views.append(
+            {"buffer": 0, "byteOffset": self.length, "byteLength": size, "target": target}
+        )
+        self.accessors.append(
+            {"bufferView": number, "componentType": component, "count": len(values), "type": kind}
+        )
+        self.length += size
+        return number
 
     def encoded(self) -> bytes:
         """Return the JSON chunk, padded to whole words."""

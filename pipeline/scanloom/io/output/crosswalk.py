@@ -138,7 +138,8 @@ def source_path(series: Series) -> str:
     """
     scratch = current_session().cache(UnpackedFiles)
     files = series.files if series.kind == DICOM else series.files[:1]
-    return common_path({scratch.origin(file) for file in files})
+    paths = {os.path.abspath(scratch.origin(file)) for file in files}  # noqa: PTH100  # keep links
+    return os.path.commonpath(paths)
 
 
 def add_sources(private: Path, sources: Sequence[SourceRecord]) -> None:
@@ -483,11 +484,6 @@ def _header_attributes(files: Sequence[Path]) -> dict[str, str]:
             if any(attributes.values()):
                 return attributes
     return {}
-
-
-def common_path(paths: Iterable[Path | str]) -> str:
-    """Return the only path, or the innermost folder that contains all paths; absolute."""
-    return os.path.commonpath([os.path.abspath(path) for path in paths])  # noqa: PTH100 keep links
 
 
 def path_text(path: str) -> str:

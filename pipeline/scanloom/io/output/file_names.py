@@ -1,24 +1,6 @@
 """File names of a case folder that several modules use: writers, read-back, tables.
 
-========================================  ==================================================
-`preview.png`, `thumbnail.png`            pictures
-`segmentation.nii.gz`                     the label map of the first layer
-`segmentation-2.nii.gz`                   the label map of the second layer (overlaps)
-`segmentation_rect.nii.gz`                a sheared scan's labels on a rectangular grid
-`<model>-segmentation.nii.gz`             prefixed if the case has several models
-`segments.json`                           the structures: their files and numbers
-`dicom/segmentation.dcm`                  DICOM SEG; LABELMAP has `-2` and so on for layers
-`dicom/segmentation_rect.dcm`             the same on the rectangular grid
-`segmentation.seg.nrrd`                   all layers for 3D Slicer; `<model>-` as above
-`dicom/rtstruct.dcm`                      outlines of the structures; `<model>-` as above
-`dicom/measurements.dcm`                  measurements of all models in DICOM SR
-`surface.glb`                             meshes of the structures; `<model>-` as above
-`image.nii.gz`                            the scan
-`split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
-`entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
-`disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
-`radiomics.csv`, `radiomics.json`         features of all structures, and their settings
-========================================  ==================================================
+`docs/outputs.md` says what is in the files.
 """
 
 from __future__ import annotations

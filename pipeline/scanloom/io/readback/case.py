@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.core import Case, Segmentation, Volume
+from scanloom.core import Segmentation, Volume
 from scanloom.core.relations import Relations
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import Counts
 from scanloom.io.output.published import files_in
-from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.readback.mismatch import check_rectangular, count_labels, decoding, mismatch_error
 from scanloom.io.readback.nifti import checked_planes, itk_affine, itk_array, same_planes
-from scanloom.io.scan import DicomSource, Source
+from scanloom.io.scan import Source
 from scanloom.ops.measure import asymmetry_of, resolve_asymmetries, resolve_shares, share_of
 
 
@@ -46,40 +45,21 @@ def check_names(folder: Path, expected: Collection[str]) -> None:
 def check_label_maps(folder: Path, segmentations: Sequence[Segmentation], source: Source) -> Counts:
     """Compare label maps and `segments.json`; return the voxels of each structure."""
     models = [s.model for s in segmentations]
-
     counts: Counts = {}
     for segmentation in segmentations:
-        counts |= _check_label_maps(folder, segmentation, source, models)
-    _check_legend(folder, segmentations)
-    return counts
-
-
-def check_dicom_segs(
-    folder: Path, segmentations: Sequence[Segmentation], source: DicomSource, case: Case
-) -> None:
-    """Compare the DICOM SEG of each model."""
-    models = [s.model for s in segmentations]
-    for segmentation in segmentations:
-        with decoding("DICOM SEG"):
-            check_segs(folder, segmentation, source, case, models)
-
-
-def _check_label_maps(
-    folder: Path, segmentation: Segmentation, source: Source, models: Sequence[str]
-) -> Counts:
-    """Compare the label maps of one model; return how many voxels each structure has in them."""
-    counts: Counts = {}
-    for n, layer in enumerate(segmentation.layers):
-        name = file_names.label_map_name("segmentation", segmentation.model, models, n)
-        with decoding(name):
-            planes = checked_planes(folder / name, segmentation.grid, source)
-            voxels = count_labels(same_planes(planes, layer.labels, name), layer.labels.dtype)
-        counts |= {(segmentation.model, s.label): int(voxels[s.number]) for s in layer.structures}
-        if segmentation.grid.sheared:
-            name = file_names.label_map_name("segmentation_rect", segmentation.model, models, n)
+        model, grid = segmentation.model, segmentation.grid
+        for n, layer in enumerate(segmentation.layers):
+            name = file_names.label_map_name("segmentation", model, models, n)
             with decoding(name):
-                rect, affine = itk_array(folder / name), itk_affine(folder / name)
-                check_rectangular(rect, affine, layer.labels, segmentation.grid, name)
+                planes = checked_planes(folder / name, grid, source)
+                voxels = count_labels(same_planes(planes, layer.labels, name), layer.labels.dtype)
+            counts |= {(model, s.label): int(voxels[s.number]) for s in layer.structures}
+            if grid.sheared:
+                name = file_names.label_map_name("segmentation_rect", model, models, n)
+                with decoding(name):
+                    rect, affine = itk_array(folder / name), itk_affine(folder / name)
+                    check_rectangular(rect, affine, layer.labels, grid, name)
+    _check_legend(folder, segmentations)
     return counts
 
 

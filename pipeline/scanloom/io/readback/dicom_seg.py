@@ -112,6 +112,11 @@ def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
     for name in ("StudyInstanceUID", "FrameOfReferenceUID"):
         if dataset[name].value != source.first[name].value:
             raise mismatch_error(f"the DICOM SEG has a different {name}")
+    images = {image.sop_instance for image in source.slices if image is not None}
+    [series] = dataset.ReferencedSeriesSequence
+    referenced = {item.ReferencedSOPInstanceUID for item in series.ReferencedInstanceSequence}
+    if series.SeriesInstanceUID != source.first.SeriesInstanceUID or referenced != images:
+        raise mismatch_error("the DICOM SEG refers to a different series")
     return dataset
 
 
@@ -241,6 +246,7 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
             cosines = parse_decimals(orientation[tags.IMAGE_ORIENTATION_PATIENT])
             spacing = parse_decimals(measures[tags.PIXEL_SPACING])
             _check_directions(_steps(cosines, spacing), grid, source)
+            _check_distance(measures, grid)
         number = 0
         if segment := merged.get(tags.SEGMENT_IDENTIFICATION_SEQUENCE):
             number = int.from_bytes(only_item(segment)[tags.REFERENCED_SEGMENT_NUMBER], "little")
@@ -284,6 +290,14 @@ def _check_directions(steps: NDArray[np.float64], grid: Grid, source: DicomSourc
         return
     if np.abs(steps - pixel_steps(source)).max() > _STEP_TOLERANCE_MM:
         raise mismatch_error("the frames of the DICOM SEG are rotated against their source images")
+
+
+def _check_distance(measures: Elements, grid: Grid) -> None:
+    """Compare thickness and distance of slices, by which readers space frames, with the grid's."""
+    distance = grid.voxel_volume / np.linalg.norm(np.cross(*grid.affine[:3, :2].T))
+    for tag in (tags.SLICE_THICKNESS, tags.SPACING_BETWEEN_SLICES):
+        if not np.allclose(parse_decimals(measures[tag]), distance, rtol=1e-6, atol=0):
+            raise mismatch_error("the frames of the DICOM SEG have a different distance")
 
 
 def _location_of(plane: bytes, derivations: bytes, grid: Grid) -> _FrameLocation:

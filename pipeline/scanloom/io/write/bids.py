@@ -31,8 +31,8 @@ _DESCRIPTION = "dataset_description.json"
 _README = """# Segmentations by scanloom
 
 Label maps of scans, one subject per scan. The name of a subject is a keyed hash; the crosswalk of
-the run maps it to the source. Research software: not a medical device, not for diagnosis or
-treatment.
+the run maps it to the source. Edit copies of the label maps only: these may be hard links to the
+files of the results. Research software: not a medical device, not for diagnosis or treatment.
 """
 
 

@@ -254,7 +254,8 @@ def _add_deidentification(shared: Dataset, first: Dataset) -> None:
 
     PatientIdentityRemoved YES requires the method (PS3.3 C.7.1.1): without it, it is not copied.
     """
-    methods = [text for text in _texts(first, "DeidentificationMethod") if 0 < len(text) <= 64]
+    texts = map(str.strip, _text(first, "DeidentificationMethod").split("\\"))
+    methods = [text for text in texts if 0 < len(text) <= _MAX_CHARACTERS]
     if methods:
         shared.DeidentificationMethod = methods
     if "DeidentificationMethodCodeSequence" in first:
@@ -276,20 +277,11 @@ def _texts_of(segmentations: Sequence[Segmentation]) -> Iterator[str]:
 
 
 def _text(header: Dataset, keyword: str) -> str:
-    """Return text of any character set; ASCII is not converted, see `plain_text`."""
+    """Return text of any character set, values joined by a backslash; ASCII as `plain_text`."""
     plain = plain_text(header, keyword)
     if plain.isascii() and "\x1b" not in plain:  # ISO 2022 encodes other sets in ASCII bytes
         return plain
     return decoded_text(header.get(keyword))
-
-
-def _texts(header: Dataset, keyword: str) -> list[str]:
-    """Return the values of a multi-valued attribute, each converted as by `_text`."""
-    plain = plain_text(header, keyword)
-    if plain.isascii() and "\x1b" not in plain:
-        return [value.strip() for value in plain.split("\\")]
-    values = header.get(keyword) or ""
-    return [decoded_text(v) for v in ([values] if isinstance(values, str) else values)]
 
 
 # --- encoded elements -----------------------------------------------------------------------------

@@ -66,12 +66,8 @@ _UNDEFINED = b"\xff\xff\xff\xff"
 _MAX_LENGTH = 2**32 - 2
 """Bytes of an element with a stated length."""
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
-_TOGETHER = 8
-"""Frames that are made at once: they stay in the processor's cache."""
 _SOURCE, _SEGMENTS = slice(0x0008_1000, 0x0020_0000), slice(0x0028_0000, None)
 """Tags of source images, patient and equipment, and those of pixels and segments."""
-_LOW_BITS = 2
-"""Bits of a label in which structures differ that share a mask of all other bits."""
 
 Planes = NDArray[Any]
 """Labels (K, J, I): slices of rows and columns."""
@@ -110,7 +106,7 @@ class Pixels:
     length : int
         In bytes.
     chunks : callable
-        Returns an iterator over the bytes. A chunk is overwritten as the next is made.
+        Returns an iterator over the bytes.
     """
 
     length: int
@@ -197,16 +193,11 @@ def binary_frames(frames: Sequence[SegFrame]) -> Pixels:
     if length > _MAX_LENGTH:
         detail = "a BINARY DICOM SEG of more than 4 GiB: request one of type labelmap"
         raise ScanError(Reason.TOO_LARGE, detail)
-    if size % 8:
-        return Pixels(length + len(padding), lambda: _frames_across_bytes(frames, padding))
-    # By identity: the frames of a layer share its array
-    layers = {id(frame.planes): frame.planes for frame in frames}
-    packed = {key: _PackedLabels(planes) for key, planes in layers.items()}
-    return Pixels(length + len(padding), lambda: _frames_of_bytes(frames, packed, padding))
+    return Pixels(length + len(padding), lambda: _packed_frames(frames, padding))
 
 
-def _frames_across_bytes(frames: Sequence[SegFrame], padding: bytes) -> Iterator[Chunk]:
-    """Yield frames of which not all begin with a byte, as few at once as fill whole bytes."""
+def _packed_frames(frames: Sequence[SegFrame], padding: bytes) -> Iterator[Chunk]:
+    """Yield the bits of frames, of as few at once as fill whole bytes."""
     rows, columns = frames[0].planes.shape[1:]
     together = 8 // math.gcd(rows * columns, 8)
     masks = np.empty((together, rows, columns), np.bool_)
@@ -216,71 +207,6 @@ def _frames_across_bytes(frames: Sequence[SegFrame], padding: bytes) -> Iterator
             np.equal(frame.planes[frame.slice], frame.number, out=mask)
         yield memoryview(np.packbits(masks[: len(batch)], bitorder="little"))
     yield padding
-
-
-def _frames_of_bytes(
-    frames: Sequence[SegFrame], packed: dict[int, _PackedLabels], padding: bytes
-) -> Iterator[Chunk]:
-    """Yield frames that consist of whole bytes, neighbouring slices of a structure at once."""
-    size = math.prod(frames[0].planes.shape[1:]) // 8
-    out = np.empty(_TOGETHER * size, np.uint8)
-    first = 0
-    while first < len(frames):
-        begin = frames[first]
-        count = 1
-        for frame in frames[first + 1 : first + _TOGETHER]:
-            if (frame.number, frame.slice) != (begin.number, begin.slice + count):
-                break
-            count += 1
-        slices, chunk = slice(begin.slice, begin.slice + count), out[: count * size]
-        packed[id(begin.planes)].write(begin.number, slices, chunk.reshape(count, size))
-        yield memoryview(chunk)
-        first += count
-    yield padding
-
-
-class _PackedLabels:
-    """Labels (K, J, I), a bit per pixel for each bit of the labels; J times I is divisible by 8.
-
-    To pack the bits of labels once takes a fraction of packing the mask of each structure.
-    """
-
-    def __init__(self, planes: Planes) -> None:
-        count = max(_LOW_BITS, int(planes.max(initial=0)).bit_length())
-        shape = len(planes), planes[0].size // 8
-        self._bits = [np.empty(shape, np.uint8) for _ in range(count)]
-        plane_bit = np.empty(planes.shape[1:], planes.dtype)
-        for k, plane in enumerate(planes):
-            for n, packed in enumerate(self._bits):
-                np.bitwise_and(plane, 1 << n, out=plane_bit)
-                packed[k] = np.packbits(plane_bit, bitorder="little")
-        self._high, self._mask = -1, np.empty(shape, np.uint8)
-
-    def write(self, number: int, slices: slice, out: NDArray[np.uint8]) -> None:
-        """Write the mask of a number in some slices to `out` (slices, bytes).
-
-        It is fastest if numbers ascend: four in a row have all bits but two in common.
-        """
-        if self._high != number >> _LOW_BITS:
-            self._high = number >> _LOW_BITS
-            self._mask[:] = 0xFF if self._high >> (len(self._bits) - _LOW_BITS) == 0 else 0
-            for n, packed in enumerate(self._bits[_LOW_BITS:]):
-                _and(self._mask, packed, self._high >> n & 1, self._mask)
-        mask = self._mask[slices]
-        for n, packed in enumerate(self._bits[:_LOW_BITS]):
-            _and(mask, packed[slices], number >> n & 1, out)
-            mask = out
-
-
-def _and(
-    mask: NDArray[np.uint8], packed: NDArray[np.uint8], bit: int, out: NDArray[np.uint8]
-) -> None:
-    """Write the bits of a mask where the packed bits are `bit`."""
-    if bit:
-        np.bitwise_and(mask, packed, out=out)
-    else:
-        np.bitwise_or(mask, packed, out=out)
-        np.bitwise_xor(out, packed, out=out)
 
 
 def rle_frames(frames: Sequence[SegFrame]) -> Pixels:
@@ -580,7 +506,10 @@ def _seg_file(
 ) -> SegFile:
     """Return the file of a data set and its frames."""
     dataset.NumberOfFrames = len(frames)
-    codes = _derivation_codes()
+    codes = (
+        encode_dataset(make_item(PurposeOfReferenceCodeSequence=[code_item(_PURPOSE)])),
+        encode_dataset(make_item(DerivationCodeSequence=[code_item(_DERIVATION)])),
+    )
     derivations = {k: _derivation(series, k, codes) for k in slices}
     positions = {k: _position(series.positions[k] or ()) for k in slices}
     shared_segment = "SegmentIdentificationSequence" in dataset.SharedFunctionalGroupsSequence[0]
@@ -590,15 +519,11 @@ def _seg_file(
     )
 
 
-def _derivation_codes() -> tuple[bytes, bytes]:
-    """Return the encoded codes of the purpose of a reference and of the derivation."""
-    purpose = make_item(PurposeOfReferenceCodeSequence=[code_item(_PURPOSE)])
-    derivation = make_item(DerivationCodeSequence=[code_item(_DERIVATION)])
-    return encode_dataset(purpose), encode_dataset(derivation)
-
-
 def _derivation(series: _Series, k: int, codes: tuple[bytes, bytes]) -> bytes:
-    """Return the encoded DerivationImageSequence of a frame; empty without a source image."""
+    """Return the encoded DerivationImageSequence of a frame; empty without a source image.
+
+    `codes` are those of the purpose of the reference and of the derivation, encoded.
+    """
     image = series.source.slices[k]
     if image is None:
         return encode_sequence(0x0008, 0x9124)

@@ -226,7 +226,7 @@ def test_a_dicom_seg_without_uids_to_refer_to_is_refused_before_the_scan_is_read
     [(_, record)] = iter_segment([study], options, on_step=lambda _, step: steps.append(step))
 
     assert (record.reason, steps) == (Reason.RESULT_FILE, ["find", "find"])
-    assert "lacks UIDs that a DICOM SEG must refer to" in record.detail
+    assert record.detail.endswith("that a DICOM SEG must refer to: FrameOfReferenceUID")
     assert record.detail in " ".join(planned.err.split())
     assert entries(tmp_path) == {"study"}
 

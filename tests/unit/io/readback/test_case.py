@@ -353,6 +353,22 @@ def another_study(dataset: pydicom.Dataset) -> None:
     dataset.StudyInstanceUID = "1.2.3"
 
 
+def refers_to_another_series(dataset: pydicom.Dataset) -> None:
+    dataset.ReferencedSeriesSequence[0].SeriesInstanceUID = "1.2.3"
+
+
+def refers_to_fewer_images(dataset: pydicom.Dataset) -> None:
+    dataset.ReferencedSeriesSequence[0].ReferencedInstanceSequence.pop()
+
+
+def thickness_of_the_source(dataset: pydicom.Dataset) -> None:
+    dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SliceThickness = 3.0
+
+
+def slices_further_apart(dataset: pydicom.Dataset) -> None:
+    dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SpacingBetweenSlices = 2.6
+
+
 HEADER_FAULTS = [
     half_a_pixel,
     a_pixel_down,
@@ -368,6 +384,10 @@ HEADER_FAULTS = [
     refers_to_another_image,
     another_frame_of_reference,
     another_study,
+    refers_to_another_series,
+    refers_to_fewer_images,
+    thickness_of_the_source,
+    slices_further_apart,
 ]
 
 

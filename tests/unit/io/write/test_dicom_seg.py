@@ -241,24 +241,27 @@ def test_source_without_uids_can_t_be_referred_to(name: str, value: str | None) 
         delattr(header, name)
     else:
         put(header, name, value)
-    assert not source.can_refer
+    assert (source.can_refer, source.missing_uids) == (False, [name])
 
 
-@pytest.mark.parametrize("name", ["sop_class", "sop_instance"])
+@pytest.mark.parametrize(
+    ("name", "keyword"), [("sop_class", "SOPClassUID"), ("sop_instance", "SOPInstanceUID")]
+)
 @pytest.mark.parametrize("value", ["", "not a uid"])
-def test_images_without_uids_can_t_be_referred_to(name: str, value: str) -> None:
+def test_images_without_uids_can_t_be_referred_to(name: str, keyword: str, value: str) -> None:
     source = case_folders.dicom_scan().source
     assert isinstance(source, DicomSource)
     image = source.slices[3]
     assert image is not None
     changed = replace(image, **{name: value})  # type: ignore[arg-type]
-    assert not replace(source, slices=(*source.slices[:3], changed, *source.slices[4:])).can_refer
+    source = replace(source, slices=(*source.slices[:3], changed, *source.slices[4:]))
+    assert (source.can_refer, source.missing_uids) == (False, [keyword])
 
 
 def test_images_with_one_uid_can_t_be_referred_to_unless_they_are_frames_of_it() -> None:
     source = case_folders.with_slices(case_folders.dicom_scan(), sop_instance="1.2.3").source
     assert isinstance(source, DicomSource)
-    assert not source.can_refer
+    assert (source.can_refer, source.missing_uids) == (False, ["SOPInstanceUID"])
     slices = tuple(replace(image, frame=k + 1) for k, image in enumerate(source.slices) if image)
     assert replace(source, slices=slices).can_refer
 
