@@ -235,8 +235,13 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
     if not (bundle / "configs" / "train.json").is_file():
         detail = "the folder holds other files than a bundle: train into another folder"
         raise ScanError(Reason.RECIPE, detail)
+    loader = (_config(bundle, "train.json") or {}).get("train_loader")
+    workers = loader.get("num_workers") if isinstance(loader, dict) else None
+    # their number may change: nothing random depends on it
+    plan = prepared.recipe.schedule.model_copy(update={"workers": workers})
+    recipe = prepared.recipe.model_copy(update={"schedule": plan})
     with tempfile.TemporaryDirectory() as scratch:
-        write_bundle(prepared.recipe, *_relative(prepared), Path(scratch))
+        write_bundle(recipe, *_relative(prepared), Path(scratch))
         # a bundle of an earlier version does not know the content of its files
         has_content = "content" in (_config(bundle, "datalist.json") or {})
         for name in COMPARED:
@@ -245,8 +250,9 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
             if has_content:
                 for document, key in itertools.product((old, new), PLACES):
                     document.pop(key, None)
-            if old != new:
+            if changed := [key for key in {**new, **old} if old.get(key) != new.get(key)]:
                 detail = "the folder holds the bundle of another recipe, data or version"
+                detail += f" ({', '.join(changed[:3])} of {name})"
                 raise ScanError(Reason.RECIPE, f"{detail}: train into another folder")
             if content != prepared.content:
                 detail = "images, label maps or weights to start from are not those of this bundle"

@@ -72,6 +72,11 @@ def recipe(**changes: object) -> TrainingRecipe:
     return TrainingRecipe.model_validate({**page, **changes})
 
 
+def scheduled(**changes: object) -> TrainingRecipe:
+    plan = recipe().schedule.model_dump()
+    return recipe(schedule={**plan, **changes})
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a bundle that was trained for three epochs of four steps."""
@@ -257,8 +262,8 @@ def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path
     from scanloom.training.train import prepare, write_training
 
     data = write_data(tmp_path / "data")
-    with pytest.raises(ScanError, match=r"another recipe, .*: train into another folder"):
-        write_training(prepare(recipe(patch=[16, 16, 16]), data), trained)
+    with pytest.raises(ScanError, match=r"\(batch of train.json\): train into another folder"):
+        write_training(prepare(scheduled(batch=1), data), trained)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("x")
     with pytest.raises(ScanError, match=r"other files .*: train into another folder"):
@@ -268,6 +273,16 @@ def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path
     planned = scanloom("train", page, "-o", tmp_path / "full", "--dry-run")
     assert planned.code != 0
     assert "other files" in planned.err
+
+
+def test_a_training_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    from scanloom.training.train import prepare, write_training
+
+    data, bundle = write_data(tmp_path / "data"), tmp_path / "bundle"
+    for workers in (2, 0):
+        write_training(prepare(scheduled(workers=workers), data), bundle)
+        config = json.loads((bundle / "configs" / "train.json").read_text())
+        assert config["train_loader"]["num_workers"] == workers
 
 
 def test_a_training_does_not_go_on_with_a_label_map_that_was_corrected(tmp_path: Path) -> None:
