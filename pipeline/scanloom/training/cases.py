@@ -242,7 +242,8 @@ def _listed(file: Path) -> dict[Split, list[Pair]]:
             split: [
                 Pair(file.parent / each["image"], file.parent / each["label"], _fold(each))
                 for each in document.get(split, [])
-                if not isinstance(each, str)  # the decathlon's test images, without labels
+                # test images of the decathlon and of Auto3DSeg have no labels
+                if split != "testing" or (not isinstance(each, str) and "label" in each)
             ]
             for split in SPLITS
         }

@@ -634,7 +634,8 @@ def test_the_folds_of_a_list_keep_patients_on_one_side(
         for n in range(9)
     ]
     split = {"training": cases[3:], "validation": cases[:3]}  # as `scanloom dataset` has them
-    for document in ({"training": cases}, split):
+    # as Auto3DSeg has test images
+    for document in ({"training": cases, "testing": [{"image": "images/new.nii.gz"}]}, split):
         (data / "dataset.json").write_text(json.dumps(document))
         for fold in range(3):
             found = find_cases(recipe(data=source).data, data, fold)
