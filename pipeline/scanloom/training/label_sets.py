@@ -203,7 +203,7 @@ def case_name(file: str) -> str:
     return unicodedata.normalize("NFC", _stem(file))
 
 
-def _scan_name(file: Path) -> str:
+def scan_name(file: Path) -> str:
     """Return the name of a scan's case: nnU-Net numbers the channels of images."""
     return case_name(file.name).removesuffix("_0000")
 
@@ -238,7 +238,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         if record is not None:
             source = Path(record.path)
             around = source.parent.name  # files of one name have folders of their own
-            file = _scan_name(source)
+            file = scan_name(source)
             names += [record.id, f"{around}/{file}", file]
             series = record.series_uid
             names += [series] if series else []
@@ -333,22 +333,22 @@ def _file_labels(
 
 def _referenced_series(path: Path) -> str:
     """Return the UID of the series that a DICOM SEG refers to; empty if there is not one."""
-    try:
+    with suppress(Exception):  # damaged files fail in many ways: told when it is read
         [series] = _dicom_header(path).ReferencedSeriesSequence
         return str(series.SeriesInstanceUID)
-    except Exception:  # noqa: BLE001  # damaged files fail in many ways: told when it is read
-        return ""
+    return ""
 
 
 def _dicom_header(path: Path) -> Dataset:
-    """Return the first elements of a DICOM file; none of a file of another format."""
+    """Return the first elements of a DICOM file; none of a file that is damaged or no DICOM."""
     from pydicom.dataset import Dataset
     from pydicom.filereader import read_partial
 
-    if not path.name.lower().endswith(".dcm"):
-        return Dataset()
-    with path.open("rb") as file:  # not the description of its frames, which may be long
-        return read_partial(file, lambda tag, _, __: tag > _REFERENCED_SERIES)
+    with suppress(Exception):
+        if path.name.lower().endswith(".dcm"):
+            with path.open("rb") as file:  # not the description of its frames, which may be long
+                return read_partial(file, lambda tag, _, __: tag > _REFERENCED_SERIES)
+    return Dataset()
 
 
 def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:
@@ -465,7 +465,7 @@ def _image_names(document: Mapping[str, Any]) -> dict[str, str]:
     listed = (
         each["image"] for subset in (*_TESTS, *_TRAINING) for each in _items(document, subset)
     )
-    names = {image: _scan_name(Path(image)) for image in listed if image}
+    names = {image: scan_name(Path(image)) for image in listed if image}
     counts = Counter(names.values())
     return {image: name for image, name in names.items() if counts[name] == 1}
 
@@ -510,7 +510,8 @@ def _files_below(folder: Path) -> list[Path]:
     if (folder / CASES).is_dir():
         detail = "a subfolder is an output folder: name it"
         raise ScanError(Reason.LABELS_UNKNOWN, detail, str(folder))
-    files = [file for file in _files(folder) if _may_be_labels(file)]
+    seg = _SEG_CLASSES[0]
+    files = [f for f in _files(folder) if _dicom_header(f).get("SOPClassUID", seg) in _SEG_CLASSES]
     if len(files) > 1:
         detail = "a subfolder has several label maps or scans: give each case one file"
         raise ScanError(Reason.LABELS_UNKNOWN, detail, str(folder))
@@ -520,19 +521,11 @@ def _files_below(folder: Path) -> list[Path]:
     return files
 
 
-def _may_be_labels(path: Path) -> bool:
-    """Return whether a file is a label map by its header, as far as that tells."""
-    try:
-        return str(_dicom_header(path).get("SOPClassUID", _SEG_CLASSES[0])) in _SEG_CLASSES
-    except Exception:  # noqa: BLE001  # damaged files fail in many ways: told when it is read
-        return True
-
-
 def _scans(folder: Path) -> dict[str, Path]:
     """Return the images of a dataset by the names of their label maps; the first channel counts."""
     scans: dict[str, Path] = {}
     for file in _files(folder):
-        scans.setdefault(_scan_name(file), file)
+        scans.setdefault(scan_name(file), file)
     return scans
 
 

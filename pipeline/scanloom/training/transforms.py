@@ -34,12 +34,8 @@ class SeededDataset(CacheDataset):  # type: ignore[misc]  # MONAI's are untyped
 
     Parameters
     ----------
-    data : sequence of mapping
-        Cases, as `monai.data.CacheDataset` takes them.
     transform : Compose
         Deterministic transforms, whose results are cached, then random ones.
-    seed : int
-        Seed of the run.
     patches : int
         Number of patches in an epoch, of all processes together.
     """
@@ -108,10 +104,7 @@ def network_type(precision: str, device: str) -> torch.dtype:
 class AutocastInferer(SimpleInferer):  # type: ignore[misc]  # MONAI's are untyped
     """`SimpleInferer` in mixed precision on any device; MONAI's engines know it on CUDA only.
 
-    Parameters
-    ----------
-    precision : str
-        That of the recipe: see `network_type`.
+    Its `precision` is that of the recipe: see `network_type`.
     """
 
     def __init__(self, precision: str) -> None:
@@ -522,12 +515,10 @@ def blur(image: torch.Tensor, sigmas: Sequence[float]) -> torch.Tensor:
 class RandGammad(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     """Raise images to a random power on their own range: MONAI's RandAdjustContrastd without waits.
 
-    It draws the same numbers.
+    It draws the same numbers, for all images of a case alike.
 
     Parameters
     ----------
-    keys : str or sequence of str
-        Images, all under one power.
     prob : float
         Probability of a change.
     gamma : sequence of float
@@ -552,13 +543,7 @@ class RandGammad(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's a
 
 
 class ZScored(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
-    """Subtract images' mean and divide by their deviation: NormalizeIntensityd without waits.
-
-    Parameters
-    ----------
-    keys : str or sequence of str
-        Images.
-    """
+    """Subtract images' mean and divide by their deviation: NormalizeIntensityd without waits."""
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case with its images of mean 0 and deviation 1, a constant one 0."""
