@@ -679,15 +679,10 @@ def _check_files(folder: Path, record: Mapping[str, Any]) -> None:
         [*_, (name, stamp)] = case["files"].items()
         path = folder / name
         with suppress(FileNotFoundError):
-            if not _is_as_written(path, tuple(stamp), case["labels_sha256"]):
+            if _stamp(path) != tuple(stamp) and sha256_of(path) != case["labels_sha256"]:
                 detail = "a label map was changed in the dataset: `scanloom review --take` keeps it"
                 detail += ", or remove it"
                 raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(path))
-
-
-def _is_as_written(path: Path, stamp: tuple[int, int], sha256: str) -> bool:
-    """Return whether a file has the content that was written."""
-    return _stamp(path) == stamp or sha256_of(path) == sha256
 
 
 @dataclass
