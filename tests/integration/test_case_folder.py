@@ -258,7 +258,7 @@ def test_killed_at_any_moment_leaves_no_partial_folder(tmp_path: Path, key: Path
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
+def small_disk(tmp_path: Path):
     """A file system of 600 kB, where this user may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -381,7 +381,7 @@ def nifti_without_orientation(folder: Path) -> Path:
         (nifti_without_orientation, {"ORIENTATION_UNKNOWN"}),
     ],
 )
-def test_bad_input_is_refused_by_its_code(make, codes, tmp_path: Path, key: Path) -> None:  # type: ignore[no-untyped-def]
+def test_bad_input_is_refused_by_its_code(make, codes, tmp_path: Path, key: Path) -> None:
     """One message with the reason code, exit 65, and nothing left behind."""
     source = tmp_path / "in"
     source.mkdir()

@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-        self.server.headers_got = self.headers  # type: ignore[attr-defined]
+        self.server.headers_got = self.headers
         self.answer(*self.server.post)
 
     def do_GET(self) -> None:
@@ -113,12 +113,12 @@ def test_the_bytes_of_the_file_are_sent_with_credentials(server: Server, file: P
     with peer_of(server, "user:pass:word") as peer:
         peer.store(REFERENCE, file)
     assert server.bodies[0].count(file.read_bytes()) == 1
-    headers = server.headers_got  # type: ignore[attr-defined]
+    headers = server.headers_got
     assert headers["Authorization"] == "Basic dXNlcjpwYXNzOndvcmQ="
     assert headers["Host"] == f"127.0.0.1:{server.server_address[1]}"
     with peer_of(server, "Bearer abc") as peer:
         peer.store(REFERENCE, file)
-    assert server.headers_got["Authorization"] == "Bearer abc"  # type: ignore[attr-defined]
+    assert server.headers_got["Authorization"] == "Bearer abc"
 
 
 @pytest.mark.parametrize(

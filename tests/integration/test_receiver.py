@@ -518,7 +518,7 @@ def begin_data_set(made: object, context: int, path: Path) -> None:
     message.primitive_to_message(request)
     parts = list(message.encode_msg(context, 200))
     for part in parts[: len(parts) // 2]:
-        made.dul.send_pdu(part)  # type: ignore[attr-defined]
+        made.dul.send_pdu(part)
 
 
 # --- TLS -----------------------------------------------------------------------------------------

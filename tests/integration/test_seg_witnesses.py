@@ -72,7 +72,7 @@ def test_all_orders_are_there() -> None:
 @pytest.mark.parametrize(
     "make", [case_folders.segmentation_of, case_folders.overlapping], ids=["one", "overlap"]
 )
-def test_binary_is_clean_for_dciodvfy(make, oblique: float, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_binary_is_clean_for_dciodvfy(make, oblique: float, tmp_path: Path) -> None:
     """A clean source gives no error, also tilted, empty, or with a subset of structures."""
     for n, scan in enumerate(
         [case_folders.dicom_scan("LPS", oblique), case_folders.dicom_scan("LPS", oblique, 17.0)]

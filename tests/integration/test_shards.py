@@ -44,7 +44,7 @@ def test_two_shards_are_one_run(tmp_path: Path, archive: Path) -> None:
     Path(environment["SCANLOOM_KEY"]).write_bytes(bytes(range(32)))  # with it both have cases
     whole, sharded = tmp_path / "whole", tmp_path / "parts"
 
-    def begin(out: Path, *options: str):  # type: ignore[no-untyped-def]
+    def begin(out: Path, *options: str):
         command = ["run", workflow, archive, "--out", out, "--cluster", "none", *options]
         return start(command, environment, tmp_path / f"log {len(list(tmp_path.iterdir()))}")
 

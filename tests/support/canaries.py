@@ -86,7 +86,7 @@ def slices(folder: Path, modality: str = "CT", name: str = "", **more: object) -
     below = folder / f"{SHOWN} {name}"
     edit = more.pop("edit", fill)
     with unchecked():
-        paths = write_series(below, noise(), words=attributes, edit=edit, **more)  # type: ignore[arg-type]
+        paths = write_series(below, noise(), words=attributes, edit=edit, **more)
     return [path.rename(path.with_name(f"{SHOWN}_{path.name}")) for path in paths]
 
 

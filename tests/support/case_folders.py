@@ -122,7 +122,7 @@ def with_slices(scan: Scan, **changes: object) -> Scan:
     assert isinstance(source, DicomSource)
     slices = tuple(
         replace(source_slice, **changes) for source_slice in source.slices if source_slice
-    )  # type: ignore[arg-type]
+    )
     return replace(scan, source=replace(source, slices=slices))
 
 
@@ -201,7 +201,7 @@ def case_with(**outputs: object) -> Case:
     return Case(
         id="a" * 26,
         series=Series("dicom", ()),
-        outputs=Outputs(**outputs),  # type: ignore[arg-type]
+        outputs=Outputs(**outputs),
         source_hash="0" * 32,
         recipe="r" * 64,
     )

@@ -122,7 +122,7 @@ class Formula(Threshold):
 def formula_models(_: int = 1) -> Sequence[Threshold]:
     """Load models, in a child process."""
     if os.environ.get("FORMULA_BROKEN"):
-        CaseFolder.publish = publish_bit_by_bit  # type: ignore[method-assign]
+        CaseFolder.publish = publish_bit_by_bit
     notes = Path(os.environ["FORMULA"])
     note_process(notes)
     weights = notes / "weights"

@@ -77,5 +77,5 @@ if __name__ == "__main__":
     from support import engine_models
 
     engine_models.note_process(Path(os.environ["FORMULA"]))
-    run.model_loader = engine_models.formula_loader  # type: ignore[assignment]
+    run.model_loader = engine_models.formula_loader
     main()

@@ -101,7 +101,7 @@ def write_zip(path: Path, members: Mapping[str, bytes], method: int = zipfile.ZI
 def write_tar(path: Path, members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
     """Write a tar archive, packed as its suffix requires."""
     mode = {".tgz": "w:gz", ".gz": "w:gz", ".bz2": "w:bz2", ".xz": "w:xz"}.get(path.suffix, "w")
-    with tarfile.open(path, mode, format=form) as pack:  # type: ignore[call-overload]
+    with tarfile.open(path, mode, format=form) as pack:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)

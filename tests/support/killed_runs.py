@@ -49,9 +49,9 @@ def main() -> None:
         os._exit(0)
     theirs.close()
     server = ForkServer(ours)
-    warm_workers.fork_server = lambda: server  # type: ignore[assignment]
-    supervisor.subprocess = warm_workers.WARM_WORKERS  # type: ignore[assignment]
-    run.model_loader = lambda *_: small_models  # type: ignore[assignment]
+    warm_workers.fork_server = lambda: server
+    supervisor.subprocess = warm_workers.WARM_WORKERS
+    run.model_loader = lambda *_: small_models
     make_small()
     Pace(SimpleNamespace(setattr=setattr))  # else such an index is complete before its first case
     watch_operations()
@@ -76,7 +76,7 @@ def make_small() -> None:
     parts.PART_FILES, storage.SORTED_AT_ONCE = 12, 8
     claims.POLL_S, claims.BEAT_S, claims.SILENT_AFTER_S = 0.02, 0.5, 3.0
     storage.MERGED_AT_ONCE, storage._BATCH, merge._DESCRIBED_AT_ONCE = 3, 2, 2
-    early_cases.ENOUGH_CASES = run.ENOUGH_CASES = 3  # type: ignore[attr-defined]
+    early_cases.ENOUGH_CASES = run.ENOUGH_CASES = 3
     crosswalk.CHEAP_BYTES, ledger.MIN_LINES_BYTES, ledger.CHECKED = 1 << 12, 1 << 11, SMALL
     tabled_cases.BATCH_ROWS, run_cases.SOURCES_AT_ONCE = 16, 10
     report_parts.ROWS, report_parts.WHOLE = 10, 20

@@ -147,10 +147,10 @@ def plain_device(kind: str) -> Iterator[torch.device]:
 
     swapped = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
-    torch.nn.Module.to = module_to  # type: ignore[method-assign,assignment]
+    torch.nn.Module.to = module_to
     try:
         with _Operations(device), _Names(device):
             yield device
     finally:
-        torch.nn.Module.to = to  # type: ignore[method-assign]
+        torch.nn.Module.to = to
         torch.__future__.set_overwrite_module_params_on_conversion(swapped)

@@ -40,7 +40,7 @@ def _refuse(*_arguments: Any, **_more: Any) -> None:
 def _index(archive: str, out: Path, answer: int) -> None:
     import fcntl
 
-    os.link = fcntl.flock = _refuse  # type: ignore[assignment]
+    os.link = fcntl.flock = _refuse
     opened = []
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

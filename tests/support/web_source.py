@@ -200,7 +200,7 @@ def serving_web(
     """Yield a server in threads of this process."""
     archive = WebArchive(list(files), **how)
     server = _Server(("127.0.0.1", 0), _Handler)
-    server.archive = archive  # type: ignore[attr-defined]
+    server.archive = archive
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     scheme = "http" if tls is None else "https"

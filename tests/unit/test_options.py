@@ -20,9 +20,9 @@ from scanloom.options import (
 @pytest.mark.parametrize(
     "options",
     [
-        ReadOptions(gaps="fill"),  # type: ignore[arg-type]
-        ReadOptions(modality="ct"),  # type: ignore[arg-type]
-        ComputeOptions(precision="double"),  # type: ignore[arg-type]
+        ReadOptions(gaps="fill"),
+        ReadOptions(modality="ct"),
+        ComputeOptions(precision="double"),
     ],
 )
 def test_a_word_that_is_not_listed_is_refused(options: Any) -> None:
@@ -39,7 +39,7 @@ def test_an_unknown_optional_writer_is_refused_at_construction() -> None:
 def test_settings_stand_in_workflows_alone() -> None:
     assert "radiomics" not in {option.name for _, option, _ in walk_options()}
     with pytest.raises(ValueError, match=r"families must be of .*'glcm'.*, got 'glmc'"):
-        Radiomics(families=("glmc",))  # type: ignore[arg-type]
+        Radiomics(families=("glmc",))
     with pytest.raises(ValueError, match="at least one"):
         Radiomics(families=())
     with pytest.raises(ValueError, match="bins must be at least 2"):
@@ -51,7 +51,7 @@ def test_flat_values_find_their_objects() -> None:
         models=("m",), out="out", gaps="interpolate", precision="half", phase=2
     )
     read, compute = ReadOptions(gaps="interpolate"), ComputeOptions("half")
-    assert options == SegmentOptions(("m",), "out", phase=2, read=read, compute=compute)  # type: ignore[arg-type]
+    assert options == SegmentOptions(("m",), "out", phase=2, read=read, compute=compute)
     outputs = Outputs(also=("masks",))
     assert segment_options(models=(), out="out", outputs=outputs).outputs == outputs
     with pytest.raises(TypeError, match="gap"):

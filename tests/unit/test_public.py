@@ -33,7 +33,7 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_private_names_are_not_attributes() -> None:
     with pytest.raises(AttributeError, match="no attribute 'load_volumes'"):
-        _ = scanloom.load_volumes  # type: ignore[attr-defined]
+        _ = scanloom.load_volumes
 
 
 def test_public_names_are_those_of_their_homes() -> None:

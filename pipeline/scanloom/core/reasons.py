@@ -181,7 +181,7 @@ class Reason(Enum):
     # --- a run ---------------------------------------------------------------------------------
     WORKFLOW = "Correct the workflow at the given lines"
     SITE = "Correct the page of the receiver at the given lines"
-    RECIPE = "Correct the training recipe at the given lines"
+    RECIPE = "Correct the training recipe"
     TRAINING_DATA = "Correct the recipe's `data`, or the cases that the report of the data names"
     TRAINING = "See the message of `python -m monai.bundle run` in the bundle: docs/training.md"
     WORKFLOW_UNKNOWN = (

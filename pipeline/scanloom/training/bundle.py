@@ -305,15 +305,7 @@ def epoch_length(recipe: TrainingRecipe, count: int) -> int:
 
 
 def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
-    """Return `train.json`.
-
-    Parameters
-    ----------
-    root : Path
-        Folder of the data.
-    count : int
-        Number of cases for training.
-    """
+    """Return `train.json`, for `count` cases for training in the folder `root`."""
     return {
         **_run_values(recipe, root, count),
         **_learning(recipe),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,15 @@ from scanloom.core import Grid, Reason, ScanError, Volume, read_error
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.training.label_sets import MAX_LIST_BYTES, Names, plain_name, recorded, value_names
+from scanloom.training.label_sets import (
+    MAX_LIST_BYTES,
+    Names,
+    case_name,
+    plain_name,
+    recorded,
+    scan_name,
+    value_names,
+)
 from scanloom.training.recipe import Data, TrainingRecipe
 
 Split = Literal["training", "validation", "testing"]
@@ -39,7 +46,7 @@ class Pair:
     @property
     def name(self) -> str:
         """The image's file name without suffix, by which cases are split."""
-        return _name(self.image or self.label)
+        return case_name((self.image or self.label).name)
 
     @property
     def files(self) -> dict[str, Path]:
@@ -55,21 +62,13 @@ class LeftOut:
     problem: str
 
 
-def _name(file: Path) -> str:
-    suffix = next((s for s in VOLUME_SUFFIXES if file.name.lower().endswith(s)), "")
-    # macOS writes an umlaut as two characters
-    return unicodedata.normalize("NFC", file.name[: len(file.name) - len(suffix)])
-
-
 def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair]]:
     """Return the pairs of a recipe's data by their part in the training.
 
     Parameters
     ----------
-    data : Data
-        The recipe's data.
     folder : Path
-        Folder that its paths are relative to.
+        Folder that the paths of the recipe are relative to.
     fold : int
         Number, from 0, of the part of the cases that validates, if the recipe or the list has
         folds.
@@ -90,7 +89,9 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
         if not maps:
             raise ScanError(Reason.TRAINING_DATA, "no label map is in the folder")
         fold_of = recorded((folder / data.label_maps).parent, "fold")
-        listed = {"training": [Pair(None, file, fold_of.get(_name(file))) for file in maps]}
+        listed = {
+            "training": [Pair(None, file, fold_of.get(case_name(file.name))) for file in maps]
+        }
     elif data.msd is not None:
         listed = _listed(folder / data.msd / "dataset.json")
     else:
@@ -158,9 +159,7 @@ def without_partner(data: Data, folder: Path) -> list[LeftOut]:
 
 def _two_folders(images: Path, labels: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     """Return the images and the label maps of two folders by the names of their cases."""
-    # nnU-Net numbers the channels of images
-    named = _by_name(images, lambda file: _name(file).removesuffix("_0000"))
-    return named, _by_name(labels, _name)
+    return _by_name(images, scan_name), _by_name(labels, lambda file: case_name(file.name))
 
 
 def _in_folders(images: Path, labels: Path) -> list[Pair]:
@@ -242,7 +241,8 @@ def _listed(file: Path) -> dict[Split, list[Pair]]:
             split: [
                 Pair(file.parent / each["image"], file.parent / each["label"], _fold(each))
                 for each in document.get(split, [])
-                if not isinstance(each, str)  # the decathlon's test images, without labels
+                # test images of the decathlon and of Auto3DSeg have no labels
+                if split != "testing" or (not isinstance(each, str) and "label" in each)
             ]
             for split in SPLITS
         }

@@ -95,9 +95,6 @@ class DatasetOptions:
 
     Parameters
     ----------
-    form : "msd", "nnunet" or "monai"
-    verdicts : tuple of str
-        Of `TAKEN`.
     structures : tuple of str
         Labels, in the order of their values, from 1: where structures overlap, the later one
         covers the earlier one. Empty for all, which must be the same in all results.
@@ -135,8 +132,6 @@ class DatasetCase:
 
     Parameters
     ----------
-    case : str
-        Its id.
     fold : int or None
         The fold that it validates; None if it is for testing, or there are no folds.
     patient : int
@@ -171,7 +166,6 @@ class Dataset:
     ----------
     labels : mapping
         Value of each structure.
-    cases : tuple of DatasetCase
     folds : int
         Number of folds; 0 for a single patient.
     patients : tuple of int
@@ -438,8 +432,6 @@ def review_status(
 
     Parameters
     ----------
-    folder : Path
-        Of the case or revision.
     verdicts : mapping
         Verdicts about the case, by reviewer.
     subjects : iterable of str
@@ -687,18 +679,10 @@ def _check_files(folder: Path, record: Mapping[str, Any]) -> None:
         [*_, (name, stamp)] = case["files"].items()
         path = folder / name
         with suppress(FileNotFoundError):
-            if not _is_as_written(path, tuple(stamp), case.get("labels_sha256")):
+            if _stamp(path) != tuple(stamp) and sha256_of(path) != case["labels_sha256"]:
                 detail = "a label map was changed in the dataset: `scanloom review --take` keeps it"
                 detail += ", or remove it"
                 raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(path))
-
-
-def _is_as_written(path: Path, stamp: tuple[int, int], sha256: str | None) -> bool:
-    """Return whether a file has the content that was written; earlier versions kept no hash."""
-    present = _stamp(path)
-    if present == stamp or sha256 is None:
-        return present[0] == stamp[0]
-    return sha256_of(path) == sha256
 
 
 @dataclass

@@ -72,12 +72,10 @@ class StructureRow:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A case without figures.
+    """A case without figures, by its name; beside ids, by a number.
 
     Parameters
     ----------
-    case : str
-        Its name, or a number beside ids.
     private : str
         Path of its labels, for the terminal.
     """
@@ -127,8 +125,6 @@ class Evaluation:
 
     Parameters
     ----------
-    structures : tuple of str
-        Structures that were compared.
     not_compared : mapping
         Structures that only the references ("reference"), or only the predictions of a side have.
     names : mapping or None
@@ -154,6 +150,10 @@ class Evaluation:
     def sides(self) -> tuple[Side, ...]:
         """The sides that were evaluated."""
         return ("first", "second") if self.differences else ("first",)
+
+    def count(self, side: Side) -> int:
+        """Return the number of cases of a side that were compared."""
+        return len({row.case for row in self.rows if row.side == side})
 
     @property
     def patients(self) -> int:
@@ -827,10 +827,7 @@ def evaluation_document(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "tolerance_mm": evaluation.tolerance_mm,
         "patients": evaluation.patients,
-        "cases": {
-            side: len({row.case for row in evaluation.rows if row.side == side})
-            for side in evaluation.sides
-        },
+        "cases": {side: evaluation.count(side) for side in evaluation.sides},
         "for_training": {side: evaluation.for_training.get(side, 0) for side in evaluation.sides},
         "structures": [
             {

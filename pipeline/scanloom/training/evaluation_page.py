@@ -93,10 +93,6 @@ def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
         number=_number,
         counted=counted,
         fewest_patients=FEWEST_PATIENTS,
-        cases={
-            side: len({row.case for row in evaluation.rows if row.side == side})
-            for side in evaluation.sides
-        },
         charts=list(_charts(evaluation)),
         plots=[_volume_plot(s, evaluation.agreements[s.side, s.structure]) for s in worst],
         all_plots=len(worst) == len(evaluation.summaries),

@@ -29,13 +29,6 @@ class EpochSeed:
     """Handler that tells the dataset and torch the epoch that begins.
 
     Attach it before all others: Ignite iterates the loader anew after this event.
-
-    Parameters
-    ----------
-    dataset : SeededDataset
-        Training data.
-    seed : int
-        Seed of the run.
     """
 
     def __init__(self, dataset: SeededDataset, seed: int) -> None:
@@ -73,11 +66,6 @@ class OldCheckpoints:
     """Handler that removes all checkpoints but those of the last two epochs.
 
     MONAI's CheckpointSaver knows only those of its own process: each restart would leave two more.
-
-    Parameters
-    ----------
-    folder : str
-        Folder of the checkpoints.
     """
 
     def __init__(self, folder: str) -> None:
@@ -119,12 +107,8 @@ class TrainingRecord:
     folder : str
         Folder of the files, such as the bundle's `docs`. A table of an earlier process is
         continued.
-    epochs : int
-        Epochs of the training.
     evaluator : ignite.engine.Engine
         The validation, whose key metric goes into the table.
-    optimizer : torch.optim.Optimizer
-        The optimizer, for its learning rate.
     spacing : sequence of three floats
         Voxel spacing of the network grid, mm, for the picture.
     """
@@ -137,9 +121,8 @@ class TrainingRecord:
         optimizer: Any,
         spacing: Sequence[float] = (1.0, 1.0, 1.0),
     ) -> None:
-        self.spacing = spacing
-        self.folder, self.epochs, self.evaluator = Path(folder), epochs, evaluator
-        self.optimizer = optimizer
+        self.folder, self.epochs, self.spacing = Path(folder), epochs, spacing
+        self.evaluator, self.optimizer = evaluator, optimizer
         self.rows: list[dict[str, float | None]] = []
         self.total: torch.Tensor | None = None
         self.loss = math.nan

@@ -7,6 +7,7 @@ the file itself; otherwise labels are numbers only.
 from __future__ import annotations
 
 import json
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
-from scanloom.io.output.layout import listed_label_maps, no_results, published_cases
+from scanloom.io.output.layout import CASES, listed_label_maps, no_results, published_cases
 from scanloom.io.output.private import CROSSWALK, PRIVATE, check_links, read_key_of
 from scanloom.io.read import load_volume
 from scanloom.io.system.regular_files import read_regular_file
@@ -35,6 +36,9 @@ from scanloom.review.sources import read_source
 from scanloom.review.verdicts.log import VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import Verdict, reference_result, seen_of
 from scanloom.training.dataset import RECORD, named_patient, review_status
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
 
 Values = tuple[int, ...]
 """Values of a structure in a label map: several for a region of nnU-Net."""
@@ -46,6 +50,7 @@ _SEGMENT_SUFFIXES: Final = (".seg.nrrd", ".dcm")
 """Formats of segments, which may leave out slices of the scan."""
 _SUFFIXES: Final = (*_SEGMENT_SUFFIXES, *VOLUME_SUFFIXES)
 _REFERENCED_SERIES: Final = 0x0008_1115
+_SEG_CLASSES: Final = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 _DOCUMENTS: Final = ("dataset.json", "datalist.json")
 _CONFIGS: Final = "configs"
 """Folder of a bundle's list of cases."""
@@ -153,7 +158,8 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
     path : Path
         An output folder; a dataset of MSD, nnU-Net or MONAI, of which the cases that are set aside
         for testing count, or all if there are none; a bundle of `scanloom train`, of which those
-        count that it held out; a folder of label maps, or one of them.
+        count that it held out; a folder of label maps, or of subfolders that have one each; or one
+        label map.
     key : Path or None
         File with the key of an output folder, whose cases also have the names of their scans'
         files; None for the user's own. It is not needed for a folder without the crosswalk.
@@ -173,15 +179,14 @@ def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = Fal
         return LabelSet((_file_labels(path, case_name(path.name)),), is_file=True)
     if not path.is_dir():
         raise ScanError(Reason.NOT_FOUND, "this path does not exist", str(path))
-    if (path / "cases").is_dir():
+    if (path / CASES).is_dir():
         return _results(path, key, corrected=corrected)
     if of_bundle := _document(path / _CONFIGS):
         cases, training = _held_out(path, of_bundle)
     else:
         cases, training = _dataset_cases(path), _training_names(path)
     if not cases:
-        detail = "this folder has no label map (its subfolders don't count), and is no output "
-        detail += "folder and no dataset"
+        detail = "this folder has no label map, and is no output folder and no dataset"
         raise ScanError(Reason.NO_REFERENCE, detail, str(path))
     cases.sort(key=lambda case: case.name)
     return LabelSet(tuple(cases), training=training - {case.name for case in cases})
@@ -198,7 +203,7 @@ def case_name(file: str) -> str:
     return unicodedata.normalize("NFC", _stem(file))
 
 
-def _scan_name(file: Path) -> str:
+def scan_name(file: Path) -> str:
     """Return the name of a scan's case: nnU-Net numbers the channels of images."""
     return case_name(file.name).removesuffix("_0000")
 
@@ -233,7 +238,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
         if record is not None:
             source = Path(record.path)
             around = source.parent.name  # files of one name have folders of their own
-            file = _scan_name(source)
+            file = scan_name(source)
             names += [record.id, f"{around}/{file}", file]
             series = record.series_uid
             names += [series] if series else []
@@ -328,17 +333,22 @@ def _file_labels(
 
 def _referenced_series(path: Path) -> str:
     """Return the UID of the series that a DICOM SEG refers to; empty if there is not one."""
-    if not path.name.lower().endswith(".dcm"):
-        return ""
+    with suppress(Exception):  # damaged files fail in many ways: told when it is read
+        [series] = _dicom_header(path).ReferencedSeriesSequence
+        return str(series.SeriesInstanceUID)
+    return ""
+
+
+def _dicom_header(path: Path) -> Dataset:
+    """Return the first elements of a DICOM file; none of a file that is damaged or no DICOM."""
+    from pydicom.dataset import Dataset
     from pydicom.filereader import read_partial
 
-    try:
-        with path.open("rb") as file:  # not the description of its frames, which may be long
-            dataset = read_partial(file, lambda tag, _, __: tag > _REFERENCED_SERIES)
-        [series] = dataset.ReferencedSeriesSequence
-        return str(series.SeriesInstanceUID)
-    except Exception:  # noqa: BLE001  # damaged files fail in many ways: told when it is read
-        return ""
+    with suppress(Exception):
+        if path.name.lower().endswith(".dcm"):
+            with path.open("rb") as file:  # not the description of its frames, which may be long
+                return read_partial(file, lambda tag, _, __: tag > _REFERENCED_SERIES)
+    return Dataset()
 
 
 def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:
@@ -374,7 +384,8 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
         root = folder.parent
         document = _document(root)
         scans = _scans(root / folder.name.replace("labels", "images", 1))
-    return _listed_cases(root, [(file, None) for file in _files(folder)], document, scans)
+    found = _files(folder) or _files_below(folder)
+    return _listed_cases(root, [(file, None) for file in found], document, scans)
 
 
 def _listed_cases(
@@ -454,7 +465,7 @@ def _image_names(document: Mapping[str, Any]) -> dict[str, str]:
     listed = (
         each["image"] for subset in (*_TESTS, *_TRAINING) for each in _items(document, subset)
     )
-    names = {image: _scan_name(Path(image)) for image in listed if image}
+    names = {image: scan_name(Path(image)) for image in listed if image}
     counts = Counter(names.values())
     return {image: name for image, name in names.items() if counts[name] == 1}
 
@@ -473,11 +484,15 @@ def recorded(folder: Path, name: Literal["patient", "fold"]) -> dict[str, int]:
 
 
 def _case_names(files: Sequence[Path]) -> list[str]:
-    """Return the names of files; if some are equal, those of their folders, unless these are."""
-    names = [case_name(file.name) for file in files]
-    folders = [file.parent.name for file in files]
-    is_by_folder = len(set(names)) < len(files) == len(set(folders))
-    return folders if is_by_folder else names
+    """Return the names of files; if some are equal, those of folders around them, or paths."""
+    paths = [Path(os.path.normpath(file.absolute())) for file in files]
+    paths = [path.with_name(case_name(path.name)) for path in paths]
+    for level in range(1, min((len(path.parts) for path in paths), default=0)):
+        names = [path.parts[-level] for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    around = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    return [path.relative_to(around).as_posix() for path in paths]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -490,11 +505,27 @@ def _files(folder: Path) -> list[Path]:
     )
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """Return the label maps of subfolders, each of which has one; scans in DICOM don't count."""
+    if (folder / CASES).is_dir():
+        detail = "a subfolder is an output folder: name it"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail, str(folder))
+    seg = _SEG_CLASSES[0]
+    files = [f for f in _files(folder) if _dicom_header(f).get("SOPClassUID", seg) in _SEG_CLASSES]
+    if len(files) > 1:
+        detail = "a subfolder has several label maps or scans: give each case one file"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail, str(folder))
+    for each in sorted(folder.iterdir()):
+        if each.is_dir() and each.name[0] != "." and not each.is_symlink():
+            files += _files_below(each)
+    return files
+
+
 def _scans(folder: Path) -> dict[str, Path]:
     """Return the images of a dataset by the names of their label maps; the first channel counts."""
     scans: dict[str, Path] = {}
     for file in _files(folder):
-        scans.setdefault(_scan_name(file), file)
+        scans.setdefault(scan_name(file), file)
     return scans
 
 

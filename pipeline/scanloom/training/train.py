@@ -81,12 +81,8 @@ class Measured:
 
     Parameters
     ----------
-    steps, epochs : int
-        Steps in all, and epochs.
-    step_s, validation_s : float
-        Seconds of a step, and of a validation.
-    validations : int
-        Number of validations.
+    steps, epochs, validations : int
+        Their numbers in the whole training.
     memory : int
         Largest memory of the process, or of the GPU, in bytes, and of all cases cached.
     """
@@ -113,16 +109,12 @@ def prepare(
     """Find, split and check the cases of a recipe.
 
     Cases are left out after the split, so that the others keep their part. The path of weights to
-    start from becomes absolute.
+    start from becomes absolute. `fold` is that of `find_cases`, `progress` that of `check_cases`.
 
     Parameters
     ----------
     folder : Path
         Folder that the recipe's paths are relative to.
-    fold : int
-        Part of the cases that validates, if the recipe has folds.
-    progress : function
-        Called with the number of cases that were checked, and of all.
 
     Raises
     ------
@@ -235,18 +227,21 @@ def check_folder(prepared: Prepared, bundle: Path) -> None:
     if not (bundle / "configs" / "train.json").is_file():
         detail = "the folder holds other files than a bundle: train into another folder"
         raise ScanError(Reason.RECIPE, detail)
+    loader = (_config(bundle, "train.json") or {}).get("train_loader")
+    workers = loader.get("num_workers") if isinstance(loader, dict) else None
+    # their number may change: nothing random depends on it
+    plan = prepared.recipe.schedule.model_copy(update={"workers": workers})
+    recipe = prepared.recipe.model_copy(update={"schedule": plan})
     with tempfile.TemporaryDirectory() as scratch:
-        write_bundle(prepared.recipe, *_relative(prepared), Path(scratch))
-        # a bundle of an earlier version does not know the content of its files
-        has_content = "content" in (_config(bundle, "datalist.json") or {})
+        write_bundle(recipe, *_relative(prepared), Path(scratch))
         for name in COMPARED:
             new, old = (_config(folder, name) or {} for folder in (Path(scratch), bundle))
             content = old.pop("content", prepared.content)
-            if has_content:
-                for document, key in itertools.product((old, new), PLACES):
-                    document.pop(key, None)
-            if old != new:
+            for document, key in itertools.product((old, new), PLACES):
+                document.pop(key, None)
+            if changed := [key for key in {**new, **old} if old.get(key) != new.get(key)]:
                 detail = "the folder holds the bundle of another recipe, data or version"
+                detail += f" ({', '.join(changed[:3])} of {name})"
                 raise ScanError(Reason.RECIPE, f"{detail}: train into another folder")
             if content != prepared.content:
                 detail = "images, label maps or weights to start from are not those of this bundle"
@@ -346,10 +341,7 @@ def _run_training(bundle: Path, report: Callable[[str], object]) -> None:
 def measure(prepared: Prepared) -> Measured:
     """Return the cost of a training, measured by a few steps in a scratch bundle.
 
-    Raises
-    ------
-    ScanError
-        TRAINING, as `run_training`.
+    Errors are those of `run_training`.
     """
     plan = prepared.recipe.schedule
     epochs_of_steps = {"steps": 2 * MEASURED_STEPS, "epoch": MEASURED_STEPS, "validate_every": 2}

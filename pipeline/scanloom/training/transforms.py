@@ -13,6 +13,7 @@ from monai.config import KeysCollection
 from monai.data import CacheDataset
 from monai.inferers import SimpleInferer
 from monai.transforms import Compose, MapTransform, Randomizable
+from scipy.spatial.transform import Rotation
 from torch.nn import functional
 
 from scanloom.inference.device import bfloat16_units, cudnn_version, wrong_cudnn
@@ -34,12 +35,8 @@ class SeededDataset(CacheDataset):  # type: ignore[misc]  # MONAI's are untyped
 
     Parameters
     ----------
-    data : sequence of mapping
-        Cases, as `monai.data.CacheDataset` takes them.
     transform : Compose
         Deterministic transforms, whose results are cached, then random ones.
-    seed : int
-        Seed of the run.
     patches : int
         Number of patches in an epoch, of all processes together.
     """
@@ -108,10 +105,7 @@ def network_type(precision: str, device: str) -> torch.dtype:
 class AutocastInferer(SimpleInferer):  # type: ignore[misc]  # MONAI's are untyped
     """`SimpleInferer` in mixed precision on any device; MONAI's engines know it on CUDA only.
 
-    Parameters
-    ----------
-    precision : str
-        That of the recipe: see `network_type`.
+    Its `precision` is that of the recipe: see `network_type`.
     """
 
     def __init__(self, precision: str) -> None:
@@ -229,7 +223,9 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # M
         low = high = np.zeros(3)
         if self.R.uniform() < self.prob:
             spacing = np.array(self.spacing)
-            matrix = _rotation(np.radians(self.R.uniform(-self.rotate, self.rotate, size=3)))
+            angles = self.R.uniform(-self.rotate, self.rotate, size=3)
+            # the second sign keeps the patches of earlier seeds
+            matrix = Rotation.from_euler("XYZ", angles * [1, -1, 1], degrees=True).as_matrix()
             matrix = matrix @ np.diag(1 + self.R.uniform(-self.scale, self.scale, size=3))
             linear = ratio[:, None] * matrix * spacing[None] / spacing[:, None]
             drawn = self.R.normal(scale=self.elastic, size=(3, *[CONTROL_POINTS] * 3))
@@ -257,18 +253,6 @@ def to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def _rotation(angles: np.ndarray) -> np.ndarray:
-    """Return the rotation about three axes, angles in radians, one after the other."""
-    matrix = np.eye(3)
-    for axis, angle in enumerate(angles):
-        i, j = [k for k in range(3) if k != axis]
-        turn = np.eye(3)
-        turn[i, i] = turn[j, j] = np.cos(angle)
-        turn[i, j], turn[j, i] = -np.sin(angle), np.sin(angle)
-        matrix = matrix @ turn
-    return matrix
 
 
 def sample(image: torch.Tensor, grid: torch.Tensor, mode: str) -> torch.Tensor:
@@ -522,12 +506,10 @@ def blur(image: torch.Tensor, sigmas: Sequence[float]) -> torch.Tensor:
 class RandGammad(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     """Raise images to a random power on their own range: MONAI's RandAdjustContrastd without waits.
 
-    It draws the same numbers.
+    It draws the same numbers, for all images of a case alike.
 
     Parameters
     ----------
-    keys : str or sequence of str
-        Images, all under one power.
     prob : float
         Probability of a change.
     gamma : sequence of float
@@ -552,13 +534,7 @@ class RandGammad(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's a
 
 
 class ZScored(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
-    """Subtract images' mean and divide by their deviation: NormalizeIntensityd without waits.
-
-    Parameters
-    ----------
-    keys : str or sequence of str
-        Images.
-    """
+    """Subtract images' mean and divide by their deviation: NormalizeIntensityd without waits."""
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case with its images of mean 0 and deviation 1, a constant one 0."""

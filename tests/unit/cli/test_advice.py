@@ -82,7 +82,7 @@ def options_by_command() -> dict[str, set[str]]:
             for parameter in single.params
             for option in parameter.opts
         }
-        for name, command in group.commands.items()  # type: ignore[attr-defined]
+        for name, command in group.commands.items()
     }
 
 
@@ -120,7 +120,7 @@ def messages(file: Path) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
         elif isinstance(node, ast.JoinedStr):
-            text = "".join(p.value if isinstance(p, ast.Constant) else "X" for p in node.values)  # type: ignore[misc]
+            text = "".join(p.value if isinstance(p, ast.Constant) else "X" for p in node.values)
         else:
             continue
         if "--" in text and not any(mark in text for mark in PROGRAMS):

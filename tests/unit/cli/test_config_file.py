@@ -242,7 +242,7 @@ def test_what_is_typed_does_not_contradict_a_default(words: str, code: int, mess
 
 
 def test_every_option_has_a_variable_and_one_meaning_each() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    commands = get_command(app).commands
     flat = [*commands.values(), *commands["models"].commands.values()]
     for command in flat:
         if isinstance(command, Command):

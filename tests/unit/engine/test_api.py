@@ -82,7 +82,7 @@ def test_unknown_values_are_refused_before_anything_is_written(
     options: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=says):
-        scanloom.segment(SAMPLE, model="ct_tissue", out=tmp_path / "out", **options)  # type: ignore[arg-type]
+        scanloom.segment(SAMPLE, model="ct_tissue", out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
@@ -136,11 +136,11 @@ def test_a_model_in_memory_checks_a_scan_as_the_command_does(tmp_path: Path) -> 
         assert caught.value.code in ("MODALITY", "IMPLAUSIBLE")
     for mistaken in (array, "scan.nii.gz", None):
         with pytest.raises(TypeError, match="predict takes volumes"):
-            model.predict(mistaken)  # type: ignore[arg-type]
+            model.predict(mistaken)
     scan = scanloom.Volume.from_array(array, np.eye(4), modality="CT")
     for mistaken in (scan, None):
         with pytest.raises(TypeError, match="further_channels must be a list of volumes, not"):
-            model.predict(scan, further_channels=mistaken)  # type: ignore[arg-type]
+            model.predict(scan, further_channels=mistaken)
 
 
 def test_measurements_in_memory_are_those_of_the_command(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_an_empty_path_is_not_the_current_folder(read: Callable[[str], object]) 
 
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError, match="structure"):
-        scanloom.segment(SAMPLE, model="ct_tissue", out="out", structure="bone")  # type: ignore[call-arg]
+        scanloom.segment(SAMPLE, model="ct_tissue", out="out", structure="bone")
 
 
 def test_a_series_may_be_given_by_number() -> None:

@@ -399,7 +399,7 @@ def shown(totals: object, selected: int = 10) -> str:
         left_out={},
         left=(),
         cases=cases,
-        totals=totals,  # type: ignore[arg-type]
+        totals=totals,
     )
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(table(plan))
@@ -519,7 +519,7 @@ def test_a_plan_counts_what_a_run_with_its_options_would_do(
     out, scans = tmp_path / "out", [shipped("data") / "torso_ct"]
 
     def planned(**how: object) -> tuple[int, int, list[str]]:
-        plan = make_plan(workflow, scans, out, scope=Scope(**how))  # type: ignore[arg-type]
+        plan = make_plan(workflow, scans, out, scope=Scope(**how))
         return len(plan.todo), plan.before, [case.reason for case in plan.cases if case.reason]
 
     assert planned() == (1, 0, [])

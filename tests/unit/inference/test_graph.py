@@ -281,7 +281,7 @@ def test_ensembles_must_agree(cards: list[ModelCard]) -> None:
         "way back": {"restore": "labels"},
     }
     for subject, change in changes.items():
-        changed = [cards[0], replace(cards[1], **change), cards[2]]  # type: ignore[arg-type]
+        changed = [cards[0], replace(cards[1], **change), cards[2]]
         with pytest.raises(ScanError) as error:
             check_relations(changed, relations)
         assert error.value.detail == f"ensembles.mean: a and b differ in their {subject}"

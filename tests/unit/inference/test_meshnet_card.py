@@ -73,7 +73,7 @@ def scores(weights: Weights, image: NDArray[np.float64]) -> NDArray[np.float32]:
         values = functional.conv3d(values, kernel, bias, padding=dilation, dilation=dilation)
         values = functional.elu(values)
     last = tensors["classifier.weight"], tensors["classifier.bias"]
-    return functional.conv3d(values, *last)[0].numpy()  # type: ignore[no-any-return]
+    return functional.conv3d(values, *last)[0].numpy()
 
 
 def labels_of(weights: Weights, volume: Volume, crop: Crop | None) -> NDArray[np.int64]:
@@ -119,8 +119,8 @@ def test_labels_equal_a_plain_chain(
     form: object, crop: Crop | None, shape: object, spacing: object, codes: str, tmp_path: Path
 ) -> None:
     weights = random_weights()
-    volume = head(grid(shape, spacing, codes))  # type: ignore[arg-type]
-    card = small(load_card(form(tmp_path / "net", weights)), crop)  # type: ignore[operator]
+    volume = head(grid(shape, spacing, codes))
+    card = small(load_card(form(tmp_path / "net", weights)), crop)
 
     segmentation = TorchPredictor(card, FLOAT32, device="cpu").predict(volume)
 

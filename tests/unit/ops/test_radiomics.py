@@ -46,9 +46,9 @@ def segmentation(labels: np.ndarray, grid: Grid, *structures: Structure) -> Segm
 
 def volume(array: np.ndarray, affine: np.ndarray | None = None, modality: str = "CT") -> Volume:
     affine = np.diag((*SPACING, 1.0)) if affine is None else affine
-    grid = Grid(array.shape, affine)  # type: ignore[arg-type]
+    grid = Grid(array.shape, affine)
     unit = "HU" if modality == "CT" else "a.u."
-    return Volume(np.asfortranarray(array), grid, unit, modality)  # type: ignore[arg-type]
+    return Volume(np.asfortranarray(array), grid, unit, modality)
 
 
 def tissue(seed: int = 0, shape: tuple[int, int, int] = SHAPE) -> np.ndarray:
@@ -89,7 +89,7 @@ def by_hand(folder: Path, scan: Volume, mask: np.ndarray, **settings: object) ->
             base_feature_families="all",
             **settings,
         )
-    return table.iloc[0]  # type: ignore[no-any-return]
+    return table.iloc[0]
 
 
 def assert_same(found: Features, expected: Mapping[str, Any], rtol: float) -> None:
@@ -344,7 +344,7 @@ def test_a_fault_in_one_structure_does_not_stop_the_others(
 
 def test_mirp_is_silent_and_leaves_logging_and_warnings(capfd: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
-    handlers, filters = root.handlers[:], warnings.filters[:]  # type: ignore[index]
+    handlers, filters = root.handlers[:], warnings.filters[:]
     root.handlers.clear()
     try:
         assert features(tissue(), ellipsoid()).reason == ""

@@ -80,7 +80,7 @@ class Results:
         with closing(VerdictLog(self.out)) as log:
             shown = seen(latest_result(self.out, case))
             shown = replace(shown, recipe=of_recipe or shown.recipe)
-            log.append(Verdict(case, reviewer, shown, decision, **more))  # type: ignore[arg-type]
+            log.append(Verdict(case, reviewer, shown, decision, **more))
 
     def correct(self, case: str) -> np.ndarray:
         folder = folder_of(self.out, case)
@@ -180,7 +180,7 @@ def test_an_accepted_correction_is_both(results: Results) -> None:
     with closing(VerdictLog(results.out)) as log:
         log.append(Verdict(case, "r1", seen(latest_result(results.out, case)), "accept"))
     for verdict in ("accepted", "corrected"):
-        written = results.write(DatasetOptions(verdicts=(verdict,)), verdict)  # type: ignore[arg-type]
+        written = results.write(DatasetOptions(verdicts=(verdict,)), verdict)
         assert taken(written) == {case: "accepted"}
         assert written.cases[0].revision == 1
 
@@ -855,7 +855,7 @@ def test_splits_that_leave_a_set_empty_are_refused(results: Results) -> None:
 
 @pytest.mark.parametrize("form", ["msd", "monai"])
 def test_monai_reads_the_lists(form: str, results: Results) -> None:
-    options = DatasetOptions(form, UNREVIEWED.verdicts, test_share=0.5)  # type: ignore[arg-type]
+    options = DatasetOptions(form, UNREVIEWED.verdicts, test_share=0.5)
     dataset = results.write(options)
 
     file = results.target / "data" / ("dataset.json" if form == "msd" else "datalist.json")
@@ -908,7 +908,7 @@ def test_nobody_is_named(tmp_path: Path) -> None:
     publish_scan(tmp_path, tmp_path / "scans" / "CANARY2.nii.gz")
 
     for form in ("msd", "nnunet", "monai"):
-        options = DatasetOptions(form, UNREVIEWED.verdicts)  # type: ignore[arg-type]
+        options = DatasetOptions(form, UNREVIEWED.verdicts)
         folder = tmp_path / form / "Dataset501_x"
         dataset = write_dataset(tmp_path / "out", folder, options, tmp_path / "key")
         assert len(dataset.cases) == 3

@@ -611,6 +611,45 @@ def test_several_cases_of_one_name_are_not_guessed(tmp_path: Path) -> None:
     assert {r["case"] for r in table(tmp_path) if not r["reason"]} == {"b"}
 
 
+def test_a_folder_for_each_patient_is_a_folder_of_label_maps(tmp_path: Path) -> None:
+    """Their files have one name, or paths alone tell them apart; masks of one scan are no cases."""
+    for n, patient in enumerate(("P1", "P2", "P3")):
+        save(tmp_path / f"references/{patient}/seg.nii.gz", two_boxes())
+        save(tmp_path / f"predictions/{patient}.nii.gz", two_boxes(n))
+    for scan in ("P1/1", "P2/1", "P2/2"):
+        save(tmp_path / f"deep/{scan}/anat/seg.nii.gz", two_boxes())
+    assert run(tmp_path, "predictions", "references").code == 0
+    dice = {row["case"]: row["dice"] for row in table(tmp_path) if row["structure"] == "1"}
+    assert list(dice) == ["P1", "P2", "P3"]
+    assert dice["P1"] == "1.0" > dice["P2"] > dice["P3"]
+    assert run(tmp_path, "deep", "deep").code == 0
+    cases = {row["case"] for row in table(tmp_path)}
+    assert cases == {"P1/1/anat/seg", "P2/1/anat/seg", "P2/2/anat/seg"}
+
+    save(tmp_path / "references/P2/liver.nii.gz", two_boxes())
+    ended = run(tmp_path, "predictions", "references")
+    assert (ended.code, "several label maps" in ended.err) == (65, True)
+    assert str(tmp_path / "references/P2") in ended.err.replace("\n", "")
+    (tmp_path / "references/P2/cases").mkdir()
+    assert "output folder" in run(tmp_path, "predictions", "references").err
+
+
+def test_dicom_seg_lie_in_a_folder_for_each_series_beside_their_scans(tmp_path: Path) -> None:
+    mask = np.zeros((6, 9, 8), bool)
+    for n in (1, 2):
+        mask[n : n + 3, 2:6, 2:6] = True
+        for place in (f"references/P{n}/1/SEG/1-1.dcm", f"predictions/{n}/1-1.dcm"):
+            (tmp_path / place).parent.mkdir(parents=True)
+            dicom_seg(tmp_path / place, mask, f"1.2.3.{n}")
+        scan = dcmread(tmp_path / f"predictions/{n}/1-1.dcm")
+        scan.SOPClassUID = CTImageStorage
+        (tmp_path / f"references/P{n}/1/CT").mkdir()
+        for k in (1, 2):
+            scan.save_as(tmp_path / f"references/P{n}/1/CT/1-{k}.dcm")
+    assert run(tmp_path, "predictions", "references").code == 0
+    assert [(row["case"], row["dice"]) for row in table(tmp_path)] == [("P1", "1.0"), ("P2", "1.0")]
+
+
 # --- output folders -------------------------------------------------------------------------------
 
 

@@ -72,6 +72,11 @@ def recipe(**changes: object) -> TrainingRecipe:
     return TrainingRecipe.model_validate({**page, **changes})
 
 
+def scheduled(**changes: object) -> TrainingRecipe:
+    plan = recipe().schedule.model_dump()
+    return recipe(schedule={**plan, **changes})
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a bundle that was trained for three epochs of four steps."""
@@ -171,24 +176,24 @@ def test_the_cases_that_a_training_held_out_are_references(trained: Path, tmp_pa
         open_label_set(copy_configs(trained, tmp_path / "lost", data_root=None))
 
 
-def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(tmp_path: Path) -> None:
-    """The network is that of the recipe without it: only its inference differs."""
+def test_what_a_recipe_asks_of_inference_is_that_of_the_bundle(
+    trained: Path, tmp_path: Path
+) -> None:
+    """The network is that of the recipe without it, whose weights it takes."""
     from scanloom.cards.card import Crop, KeepLargest, Normalize
     from scanloom.convert.readers import read_model
-    from scanloom.training.train import prepare, run_training, write_training
+    from scanloom.training.train import prepare, write_training
 
     data = write_data(tmp_path / "data")
-    schedule = recipe().schedule.model_copy(update={"steps": 4})
     sides = {
         "mirrored_mean": True,
         "foreground": True,
         "largest_component": True,
         "sides": [("near", "far")],
         "augmentation": {"mirror": ["left-right"]},
-        "schedule": schedule.model_dump(),
     }
     write_training(prepare(recipe(**sides), data), tmp_path / "boxes")
-    run_training(tmp_path / "boxes")
+    shutil.copytree(trained / "models", tmp_path / "boxes" / "models")
 
     card = read_model(tmp_path / "boxes", {})
 
@@ -257,8 +262,8 @@ def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path
     from scanloom.training.train import prepare, write_training
 
     data = write_data(tmp_path / "data")
-    with pytest.raises(ScanError, match=r"another recipe, .*: train into another folder"):
-        write_training(prepare(recipe(patch=[16, 16, 16]), data), trained)
+    with pytest.raises(ScanError, match=r"\(batch of train.json\): train into another folder"):
+        write_training(prepare(scheduled(batch=1), data), trained)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("x")
     with pytest.raises(ScanError, match=r"other files .*: train into another folder"):
@@ -270,6 +275,16 @@ def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path
     assert "other files" in planned.err
 
 
+def test_a_training_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    from scanloom.training.train import prepare, write_training
+
+    data, bundle = write_data(tmp_path / "data"), tmp_path / "bundle"
+    for workers in (2, 0):
+        write_training(prepare(scheduled(workers=workers), data), bundle)
+        config = json.loads((bundle / "configs" / "train.json").read_text())
+        assert config["train_loader"]["num_workers"] == workers
+
+
 def test_a_training_does_not_go_on_with_a_label_map_that_was_corrected(tmp_path: Path) -> None:
     """Nor does one that has ended say that it was trained on the correction."""
     from scanloom.training.train import prepare, write_training
@@ -278,7 +293,6 @@ def test_a_training_does_not_go_on_with_a_label_map_that_was_corrected(tmp_path:
     prepared = prepare(recipe(), data)
     write_training(prepared, bundle)
     file = prepared.cases["training"][0].label
-    before = file.read_bytes()
     array = np.asarray(nib.load(file).dataobj).copy()
     nib.save(nib.Nifti1Image(array, np.eye(4)), file)  # the same voxels in another file
     write_training(prepare(recipe(), data), bundle)
@@ -286,11 +300,6 @@ def test_a_training_does_not_go_on_with_a_label_map_that_was_corrected(tmp_path:
     nib.save(nib.Nifti1Image(array, np.eye(4)), file)
     with pytest.raises(ScanError, match=r"RECIPE.*label maps.*another folder"):
         write_training(prepare(recipe(), data), bundle)
-    file.write_bytes(before)
-    listed = json.loads((bundle / "configs" / "datalist.json").read_text())
-    assert listed.pop("content")
-    (bundle / "configs" / "datalist.json").write_text(json.dumps(listed))  # of an earlier version
-    write_training(prepare(recipe(), data), bundle)
 
 
 def test_a_training_goes_on_where_its_bundle_and_data_were_moved_to(
@@ -619,7 +628,8 @@ def test_the_folds_of_a_list_keep_patients_on_one_side(
         for n in range(9)
     ]
     split = {"training": cases[3:], "validation": cases[:3]}  # as `scanloom dataset` has them
-    for document in ({"training": cases}, split):
+    # as Auto3DSeg has test images
+    for document in ({"training": cases, "testing": [{"image": "images/new.nii.gz"}]}, split):
         (data / "dataset.json").write_text(json.dumps(document))
         for fold in range(3):
             found = find_cases(recipe(data=source).data, data, fold)

@@ -156,10 +156,9 @@ def _show(evaluation: Evaluation, page: Path) -> None:
     from scanloom.core import counted
 
     for side in evaluation.sides:
-        cases = {row.case for row in evaluation.rows if row.side == side}
         if len(evaluation.sides) > 1:
             title = "Predictions" if side == "first" else "Compared with (--against)"
-            console().print(f"{title}: {counted(len(cases), 'case')}")
+            console().print(f"{title}: {counted(evaluation.count(side), 'case')}")
         _show_side(evaluation, side)
     if evaluation.differences:
         _show_differences(evaluation)

@@ -638,12 +638,12 @@ def slowly(content: bytes, stop: int | None = None) -> Page:
     """Return a page that takes a second, or ends nowhere after `stop` bytes."""
 
     def reply(handler: object) -> None:
-        handler.send_response(200)  # type: ignore[attr-defined]
-        handler.send_header("ETag", '"1"')  # type: ignore[attr-defined]
-        handler.send_header("Content-Length", str(len(content)))  # type: ignore[attr-defined]
-        handler.end_headers()  # type: ignore[attr-defined]
-        handler.wfile.write(content[:stop])  # type: ignore[attr-defined]
-        handler.wfile.flush()  # type: ignore[attr-defined]
+        handler.send_response(200)
+        handler.send_header("ETag", '"1"')
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content[:stop])
+        handler.wfile.flush()
         time.sleep(1 if stop is None else 600)
 
     return Page(reply=reply)

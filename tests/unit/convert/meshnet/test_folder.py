@@ -55,7 +55,7 @@ def layer(document: dict[str, Any], number: int) -> Any:
 
 def layers(document: dict[str, Any]) -> list[Any]:
     """Return the layers."""
-    return document["modelTopology"]["model_config"]["config"]["layers"]  # type: ignore[no-any-return]
+    return document["modelTopology"]["model_config"]["config"]["layers"]
 
 
 def refused(folder: Path, reason: Reason) -> str:

@@ -383,7 +383,7 @@ class Cluster22:
     def __init__(self, folder: Path, alive: int, code: int = 0) -> None:
         self.alive, self.code, self.asked = alive, code, []
         self.jobs = SlurmJobs(Execution(workers=3), folder / "c.json", folder)
-        self.jobs._call = self.ask  # type: ignore[method-assign]
+        self.jobs._call = self.ask
 
     def ask(self, command: list[str], text: str = "") -> SimpleNamespace:
         self.asked.append(command[0])

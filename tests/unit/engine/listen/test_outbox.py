@@ -148,7 +148,7 @@ def test_nothing_waits_for_a_clock_that_was_put_back(
     begun = list[Line]()
     idle = SimpleNamespace(target=target, is_busy=False, begin=begun.extend)
 
-    _look(outbox, [idle])  # type: ignore[list-item]
+    _look(outbox, [idle])
 
     assert begun == (lines if begins else [])
 
@@ -177,7 +177,7 @@ def test_a_clock_that_was_put_forward_ends_no_wait_for_a_report(
         lines = [line for line in again(outbox).open_lines() if line.due < now]
         parts: Any = (outbox, target, list, None, threading.Event())
         sending = delivery._Delivery(*parts)
-        sending._confirm(peer, lines)  # type: ignore[arg-type]
+        sending._confirm(peer, lines)
         assert peer.asked == min(n + 1, 2)
 
     ended = {line.state for line in (*outbox.failed_lines(), *outbox.delivered_lines())}
@@ -451,7 +451,7 @@ def test_a_study_stays(why: str, tmp_path: Path, outbox: Outbox, spool: Path) ->
     lines = outbox.add(case, "pacs", begun=now - 2 * DAY)
     deliver_all(outbox, lines[1:], now - DAY)
     if why in ("failed", "waiting"):
-        outbox.update(replace(lines[0], state=why))  # type: ignore[arg-type]
+        outbox.update(replace(lines[0], state=why))
     else:
         deliver_all(outbox, lines[:1], now - DAY)
     if why == "other target":

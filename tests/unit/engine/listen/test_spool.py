@@ -53,7 +53,7 @@ def test_what_was_kept_is_there_and_private(tmp_path: Path) -> None:
     [("newest", b"other", "changed"), ("first", b"one", "ignored")],
 )
 def test_the_same_object_again(changed: str, held: bytes, told: str, tmp_path: Path) -> None:
-    with Spool(tmp_path / "spool", changed) as spool:  # type: ignore[arg-type]
+    with Spool(tmp_path / "spool", changed) as spool:
         assert keep(spool, ONE, b"one") == "new"
         assert keep(spool, ONE, b"one") == "same"
         assert keep(spool, ONE, b"other") == told

@@ -64,7 +64,7 @@ def test_a_result_that_was_changed_fails_its_study_and_no_other(
 
     worker = worker_of(tmp_path, page, published)
     study = SimpleNamespace(rule=worker._site.rules[0], read=0.0, failed={})
-    worker._note(study, RECORD)  # type: ignore[arg-type]
+    worker._note(study, RECORD)
     assert study.failed == {"case": reason}
 
 
@@ -88,13 +88,13 @@ def test_a_result_of_images_that_were_replaced_is_not_sent(
         (files[0].parent / "draft").write_bytes(name.encode())
         (files[0].parent / "draft").rename(files[0].parent / name)
 
-    worker._note(study, RECORD)  # type: ignore[arg-type]
+    worker._note(study, RECORD)
     come("report.txt")
-    worker._note(study, RECORD)  # type: ignore[arg-type]
+    worker._note(study, RECORD)
     assert len(sent) == 2
     files[0].write_bytes(files[0].read_bytes() + bytes(2))
     come("report.txt")
-    worker._note(study, RECORD)  # type: ignore[arg-type]
+    worker._note(study, RECORD)
     assert len(sent) == 2
 
 
@@ -141,7 +141,7 @@ def test_a_study_that_has_to_be_alone_does_not_wait_for_ever(
         worker.waiting.by_study[study] = Waiting(came, came, images=images)
     queue.write("1.2", StudyState("digest", 1.0, "begun", attempts=work.SUSPECT - 1))
     state = StudyState("other", 1.0, "begun")
-    worker._in_work["1.1"] = SimpleNamespace(state=state)  # type: ignore[assignment]
+    worker._in_work["1.1"] = SimpleNamespace(state=state)
 
     worker.step()
     assert not begun

@@ -58,7 +58,7 @@ def setup(tmp_path: Path, weights: Path, **changes: object) -> ChildSetup:
         "make_predictors": models,
         "in_flight": 3,
     }
-    return ChildSetup(**{**fields, **changes})  # type: ignore[arg-type]
+    return ChildSetup(**{**fields, **changes})
 
 
 @pytest.fixture

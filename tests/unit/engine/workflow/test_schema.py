@@ -64,7 +64,7 @@ def test_a_workflow_is_frozen() -> None:
     workflow = parse_workflow(SMALL)
 
     with pytest.raises(ValueError, match="frozen"):
-        workflow.name = "other"  # type: ignore[misc]
+        workflow.name = "other"
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ CHEST = SeriesInfo(
 
 
 def series(name: str, *, study: str = "s1", **changes: object) -> IndexedSeries:
-    info = CHEST._replace(**changes)  # type: ignore[arg-type]
+    info = CHEST._replace(**changes)
     fields = {"id": name, "study": study, "kind": "dicom", "study_uid": "1.2", "series_uid": "1.3"}
     empty = IndexedSeries._make([None] * len(IndexedSeries._fields))
-    return empty._replace(**fields, files=(0,), info=info)  # type: ignore[arg-type]
+    return empty._replace(**fields, files=(0,), info=info)
 
 
 def workflow(policy: dict[str, object] | None = None, **select: object) -> Workflow:
@@ -132,7 +132,7 @@ def test_all_series_are_selected_as_they_come() -> None:
         yield series("a")
         raise AssertionError("read ahead")
 
-    assert next(select(coming(), workflow(), (), list.append)) == (series("a"),)  # type: ignore[arg-type]
+    assert next(select(coming(), workflow(), (), list.append)) == (series("a"),)
 
 
 def test_inputs_come_by_the_first_series_of_their_study(monkeypatch: pytest.MonkeyPatch) -> None:

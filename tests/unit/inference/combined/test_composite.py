@@ -119,7 +119,7 @@ def test_all_parts_share_one_resampling(weights):
             shapes.append(volume.array)
             return known(volume, *arguments, **named)
 
-        member.predict = predict  # type: ignore[method-assign]
+        member.predict = predict
 
     predictor.predict(scan((3.0, 3.0, 3.0), (12, 12, 9), "RAS", "MR"), StepTimer(steps.append))
 

@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(*args: object, **keywords: object) -> object:
         resamplings.append(1)
-        return to_network(*args, **keywords)  # type: ignore[arg-type]
+        return to_network(*args, **keywords)
 
     monkeypatch.setattr(image_module, "to_network", counted)
     return resamplings
@@ -129,7 +129,7 @@ def test_nothing_is_kept_where_memory_is_scarce(
     needed: list[int] = []
 
     def just_enough(*arguments: object) -> MemoryLimits:
-        reserved = int(arguments[2])  # type: ignore[call-overload]
+        reserved = int(arguments[2])
         needed.append(reserved)
         return MemoryLimits(0 if reserved else None)
 

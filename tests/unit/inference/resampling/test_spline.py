@@ -100,7 +100,7 @@ def test_nearest_slices_at_exact_ratios_are_scipys() -> None:
 def test_nearest_neighbours_are_scipys(codes: str, alignment: str) -> None:
     grid = model_cards.grid((20, 12, 9), (1.0, 1.5, 2.0), codes)
     array = model_cards.smooth_scan(grid.shape)
-    requested = NetworkGrid("RAS", (2.0, 1.0, 2.0), "nearest", alignment=alignment)  # type: ignore[arg-type]
+    requested = NetworkGrid("RAS", (2.0, 1.0, 2.0), "nearest", alignment=alignment)
     plan = plan_grid(grid, requested)
 
     image = to_network(array, plan, CPU).numpy()

@@ -250,7 +250,7 @@ def test_outlines_of_more_than_4_gib_are_refused() -> None:
     with mmap.mmap(-1, 2**30) as gibibyte:  # never touched: it takes no memory
         contour = memoryview(gibibyte)
         with pytest.raises(ScanError, match="TOO_LARGE"):
-            _sequence(0x3006, 0x0040, [contour] * 4)  # type: ignore[list-item]
+            _sequence(0x3006, 0x0040, [contour] * 4)
         contour.release()
 
 

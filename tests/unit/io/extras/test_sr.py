@@ -139,7 +139,7 @@ def test_each_structure_refers_to_its_segment(
     listed = {
         i.ReferencedSOPInstanceUID for s in study.ReferencedSeriesSequence for i in s[0x81199]
     }
-    assert listed == {*segs, *(i.sop_instance for i in scan.source.slices)}  # type: ignore[union-attr]
+    assert listed == {*segs, *(i.sop_instance for i in scan.source.slices)}
 
 
 def test_it_shares_patient_study_and_dates_with_the_seg(tmp_path: Path) -> None:

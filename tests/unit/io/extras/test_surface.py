@@ -43,7 +43,7 @@ def grid_of(
     affine[:3, :3] = axes * spacing
     affine[:3, 2] += np.tan(np.radians(tilt)) * spacing[2] * axes[:, 1]
     affine[:3, 3] = (-31.5, 12.25, -240.75)
-    return Grid(shape, affine)  # type: ignore[arg-type]
+    return Grid(shape, affine)
 
 
 def segmentation_of(grid: Grid, *masks: np.ndarray, dtype: type = np.uint8) -> Segmentation:

@@ -37,7 +37,7 @@ THIN = SeriesInfo(
 
 def like(mm: float = 1.0, count: int = 300, **changes: object) -> SeriesInfo:
     info = THIN._replace(spacing=(0.7, 0.7, mm), shape=(512, 512, count))
-    return info._replace(**changes)  # type: ignore[arg-type]
+    return info._replace(**changes)
 
 
 SOFT = Preference(kernel="soft")
@@ -97,7 +97,7 @@ def test_kernels(kernel: str, kind: str | None) -> None:
 
 
 def card(modality: str = "CT", spacing: object = None, kernel: object = None) -> SimpleNamespace:
-    limits = SimpleNamespace(low=spacing[0], high=spacing[1]) if spacing else None  # type: ignore[index]
+    limits = SimpleNamespace(low=spacing[0], high=spacing[1]) if spacing else None
     return SimpleNamespace(
         channels=(SimpleNamespace(modality=modality),),
         checks=SimpleNamespace(spacing=limits),
@@ -107,7 +107,7 @@ def card(modality: str = "CT", spacing: object = None, kernel: object = None) ->
 
 def test_models_are_asked_what_they_agree_on() -> None:
     def of(*cards: SimpleNamespace) -> Preference:
-        return preference_of(cards)  # type: ignore[arg-type]
+        return preference_of(cards)
 
     assert of() == Preference()
     assert of(card("MR", (0.5, 3), "soft")) == Preference("MR", (0.5, 3), kernel="soft")

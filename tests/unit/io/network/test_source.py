@@ -203,7 +203,7 @@ def parts(body: bytes, size: int) -> list[bytes]:
     chunks = (body[n : n + size] for n in range(0, len(body), size))
     found: list[Draft] = list(part_drafts(KIND, chunks, store, Pulse(60)))
     assert not store.discarded
-    return [each.data for each in found]  # type: ignore[attr-defined]
+    return [each.data for each in found]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 10_000])

@@ -60,7 +60,7 @@ def test_lines_are_read_in_their_order(out: Path) -> None:
     ],
 )
 def test_a_change_is_noticed(out: Path, change: object, line: int) -> None:
-    write(out, *change(lines(out)))  # type: ignore[operator]
+    write(out, *change(lines(out)))
 
     with pytest.raises(AuditError, match=f"line {line} "):
         events(out)

@@ -208,7 +208,7 @@ def write_several(path: Path, members: list[tuple[str, bytes]]) -> None:
                 pack.writestr(name, data)
         return
     mode = {".tgz": "w:gz", ".gz": "w:gz", ".bz2": "w:bz2", ".xz": "w:xz"}.get(path.suffix, "w")
-    with tarfile.open(path, mode) as pack:  # type: ignore[call-overload]
+    with tarfile.open(path, mode) as pack:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)

@@ -253,7 +253,7 @@ def test_images_without_uids_can_t_be_referred_to(name: str, keyword: str, value
     assert isinstance(source, DicomSource)
     image = source.slices[3]
     assert image is not None
-    changed = replace(image, **{name: value})  # type: ignore[arg-type]
+    changed = replace(image, **{name: value})
     source = replace(source, slices=(*source.slices[:3], changed, *source.slices[4:]))
     assert (source.can_refer, source.missing_uids) == (False, [keyword])
 
@@ -288,8 +288,8 @@ def test_frames_refer_to_frames(seg: str, tilt: float, tmp_path: Path) -> None:
     dataset = write(tmp_path, scan, case=case_folders.case_with(seg=seg))
     for group in dataset.PerFrameFunctionalGroupsSequence:
         [image] = group.DerivationImageSequence[0].SourceImageSequence
-        k = len(scan.source.slices) - image.ReferencedFrameNumber  # type: ignore[union-attr]
-        position = scan.source.slices[k].position  # type: ignore[union-attr]
+        k = len(scan.source.slices) - image.ReferencedFrameNumber
+        position = scan.source.slices[k].position
         assert tuple(map(str, group.PlanePositionSequence[0].ImagePositionPatient)) == position
         assert image.ReferencedSOPClassUID == ENHANCED_CT
     for images in (
@@ -306,9 +306,9 @@ def test_an_interpolated_slice_has_no_frame(seg: str, multiframe: bool, tmp_path
     scan = frames_of(case_folders.dicom_scan(), gap=4)
     if not multiframe:
         scan = case_folders.dicom_scan()
-        slices = list(scan.source.slices)  # type: ignore[union-attr]
+        slices = list(scan.source.slices)
         slices[4] = None
-        scan = replace(scan, source=replace(scan.source, slices=tuple(slices)))  # type: ignore[arg-type]
+        scan = replace(scan, source=replace(scan.source, slices=tuple(slices)))
     segmentation, case = case_folders.segmentation_of(scan), case_folders.case_with(seg=seg)
     dataset = write(tmp_path, scan, segmentation, case)
     depths = {
@@ -321,12 +321,12 @@ def test_an_interpolated_slice_has_no_frame(seg: str, multiframe: bool, tmp_path
     assert labels[..., 4].any()
     expected = sorted(float(grid.world((0, 0, k))[2]) for k in filled)
     np.testing.assert_allclose(sorted(depths), expected, atol=1e-4)
-    check_segs(tmp_path, segmentation, scan.source, case, [segmentation.model])  # type: ignore[arg-type]
+    check_segs(tmp_path, segmentation, scan.source, case, [segmentation.model])
 
 
 def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
     scan = case_folders.dicom_scan()
-    for header in [scan.source.first]:  # type: ignore[union-attr]
+    for header in [scan.source.first]:
         header.SpecificCharacterSet = "ISO_IR 100"
         header.PatientName = "Müller^Jürgen"
     dataset = write(tmp_path, scan)
@@ -384,7 +384,7 @@ def test_structures_of_any_alphabet_come_over(seg: str, tmp_path: Path) -> None:
     assert segment.SegmentDescription == "肝臓"
     [written] = segment.SegmentedPropertyTypeCodeSequence
     assert (written.LongCodeValue, written.CodeMeaning) == (kind.value, kind.meaning[:63])
-    check_segs(tmp_path, segmentation, scan.source, case, ["organs"])  # type: ignore[arg-type]
+    check_segs(tmp_path, segmentation, scan.source, case, ["organs"])
 
 
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
@@ -431,7 +431,7 @@ def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
         "StudyDescription": "y" * 65,
         "PixelSpacing": ["1.50000000000000000001", "1.25"],
     }
-    for header in [scan.source.first]:  # type: ignore[union-attr]
+    for header in [scan.source.first]:
         for name in ("PatientID", "StudyID", "AccessionNumber", "ReferringPhysicianName"):
             delattr(header, name)
         for name, value in faults.items():
@@ -447,7 +447,7 @@ def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
 def test_no_name_is_shown(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A name of any form comes over, and no library warns with it (warnings are errors here)."""
     scan = case_folders.dicom_scan()
-    for header in [scan.source.first]:  # type: ignore[union-attr]
+    for header in [scan.source.first]:
         put(header, "PatientName", name)
     assert write(tmp_path, scan).PatientName == name
     assert not caplog.records
@@ -458,7 +458,7 @@ def test_values_that_are_read_from_a_file_are_not_shown(
 ) -> None:
     """Not valid, not converted, not in any warning."""
     scan = case_folders.dicom_scan()
-    header = scan.source.first  # type: ignore[union-attr]
+    header = scan.source.first
     for keyword, value in (("StudyDate", "Doe"), ("StudyTime", "Doe"), ("StudyInstanceUID", "Doe")):
         put(header, keyword, value)
     put(header, "LossyImageCompression", "DOE^JANE=")
@@ -466,7 +466,7 @@ def test_values_that_are_read_from_a_file_are_not_shown(
     with pydicom.config.disable_value_validation():
         pydicom.dcmwrite(path, header, implicit_vr=True, little_endian=True, force_encoding=True)
     caplog.clear()
-    source = replace(scan.source, first=pydicom.dcmread(path, force=True))  # type: ignore[arg-type]
+    source = replace(scan.source, first=pydicom.dcmread(path, force=True))
     assert not source.can_refer
     assert content_datetime(source) == ("20240102", "101114")
     assert not write(tmp_path, replace(scan, source=source)).StudyDate

@@ -6,9 +6,7 @@ axe-playwright-python, or the file that SCANLOOM_AXE names. Skipped by name wher
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,10 @@ from scanloom.review.report.page import write_report
 from support.axe import axe_core, violations
 from support.layouts import fan_by_hand
 from support.make_report import add_case, add_failure, id_of, make_out, measured, usual
+from support.review_browser import chromium
 from support.review_phantoms import case, torso
 
+__all__ = ["chromium"]
 pytestmark = pytest.mark.reference
 
 REFERENCE = {
@@ -33,18 +33,6 @@ REFERENCE = {
     "range": {"low": 0.0, "high": 40.0},
     "source": "A page of a book.",
 }
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed (SCANLOOM_CHROMIUM)")
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,23 +13,13 @@ from scanloom.review.report.page import write_report
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict, seen_of
 from support.axe import axe_core, violations
+from support.review_browser import chromium
 from support.review_cases import affine_of, publish, scan_array
 
+__all__ = ["chromium"]
 pytestmark = pytest.mark.reference
 
 DECISIONS = ("accept", "edit", None)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed (SCANLOOM_CHROMIUM)")
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
     host, port = listening.getsockname()
     guard = Guard(answer, (f"http://{host}:{port}",), body_seconds=waits)
     options = {"log_config": None, "lifespan": "off", "access_log": False, "backlog": BACKLOG}
-    config = uvicorn.Config(guard, http=Waiting, loop="asyncio", **options)  # type: ignore[arg-type]
+    config = uvicorn.Config(guard, http=Waiting, loop="asyncio", **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=partial(server.run, sockets=[listening]))
     thread.start()

@@ -69,7 +69,7 @@ def running(folder: Path, tmp_path: Path) -> Iterator[Running]:
     out = tmp_path / "out"
     shutil.copytree(folder / "out", out, copy_function=shutil.copy2)
     server = Running(out, folder / "key", "--reviewers", "anna,ben")
-    server.out = out  # type: ignore[attr-defined]
+    server.out = out
     yield server
     server.stop()
 
@@ -840,7 +840,7 @@ def position(tab: Any) -> tuple[np.ndarray, int]:
     signs = {"L": 1, "R": -1, "P": 1, "A": -1, "S": 1, "I": -1}  # as DICOM has it
     places = re.findall(r"([LRPASI]) ([\d.]+)", text)[:3]
     mm = [signs[letter] * float(n) for letter, n in places]
-    return np.array(mm), int(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
+    return np.array(mm), int(re.search(r"mm · (-?\d+)", text)[1])
 
 
 def letter(direction: np.ndarray) -> str:

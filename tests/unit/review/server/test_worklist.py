@@ -270,7 +270,7 @@ def test_filters_choose_what_a_look_at_every_case_does(listing: Listed, sharing:
     ):
         if n == 5:
             made.ask()  # later verdicts change rows that are kept
-        made.decide(n * 7 % 30, decision, reviewer)  # type: ignore[arg-type]
+        made.decide(n * 7 % 30, decision, reviewer)
     for reviewer in ("r1", "r2"):
         # all verdicts are about the results that there are
         of_case, reads = made.state.log.stack.of_case, made.state.readers.reads

@@ -65,12 +65,12 @@ def test_cases_and_structures_are_told_apart() -> None:
         for reader, liver in (("r1", "accept"), ("r2", "edit" if case == "a" else "accept"))
     ]
 
-    values = {(each.subject, each.measure): each for each in agreements(judged)}  # type: ignore[arg-type]
+    values = {(each.subject, each.measure): each for each in agreements(judged)}
 
     assert values["case", "alpha"].value == values["case", "kappa r1 r2"].value == 1
     assert values["case", "alpha"].cases == 4
     assert values["m/liver", "kappa r1 r2"].value == 0
-    assert agreements(judged[:1]) == []  # type: ignore[arg-type]
+    assert agreements(judged[:1]) == []
 
 
 def test_intervals_are_those_of_scipy_over_the_libraries() -> None:
@@ -93,7 +93,7 @@ def test_intervals_are_those_of_scipy_over_the_libraries() -> None:
 
 
 def judged(case: str, reader: str, decision: str, number: int, **more: Any) -> Verdict:
-    return Verdict(case, reader, Seen("r", {}), decision, number=number, **more)  # type: ignore[arg-type]
+    return Verdict(case, reader, Seen("r", {}), decision, number=number, **more)
 
 
 def cells(verdicts: list[Verdict]) -> dict[str, tuple[float, int]]:

@@ -34,7 +34,7 @@ SEEN = Seen("recipe", {"segmentation.nii.gz": "0" * 64})
 
 
 def verdict(case: str = "a", reviewer: str = "r1", decision: str = "accept") -> Verdict:
-    return Verdict(case, reviewer, SEEN, decision)  # type: ignore[arg-type]
+    return Verdict(case, reviewer, SEEN, decision)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ SEEN = Seen("r", {})
 
 
 def verdict(case: str, reviewer: str, decision: str, number: int = 1) -> Verdict:
-    return Verdict(case, reviewer, SEEN, decision, number=number)  # type: ignore[arg-type]
+    return Verdict(case, reviewer, SEEN, decision, number=number)
 
 
 def test_without_double_reading_all_read_all() -> None:
