@@ -18,6 +18,11 @@ const optionsOf = (layer) =>
  */
 
 /**
+ * What is drawn on a slice, until it is sent.
+ * @typedef {{name: string, index: number, points: number[][]}} Drawn
+ */
+
+/**
  * State of a correction by the server.
  * @typedef {object} DraftState
  * @property {string} version Changes with each stroke.
@@ -36,12 +41,12 @@ export class Correction {
     this.page = page;
     this.on = false;
     this.isEraser = false;
-    /** Points of the stroke that is drawn; null between strokes. @type {?number[][]} */
-    this.points = null;
+    /** The stroke that is drawn, in pixels of its plane. @type {?Drawn} */
+    this.stroke = null;
     /** @type {Step[]} */
     this.waiting = [];
     this.sending = null;
-    /** Corners of the polygon that is drawn, in pixels of its plane. @type {?{name: string, index: number, points: number[][]}} */
+    /** The polygon that is drawn. @type {?Drawn} */
     this.polygon = null;
     /** The last slices that were painted, of one plane and structure. @type {{key: string, slices: number[]}} */
     this.painted = { key: "", slices: [] };
@@ -90,6 +95,7 @@ export class Correction {
     byId("ranged").disabled = !this.viewer.about.image;
     byId("ranged").checked = false;
     this.painted = { key: "", slices: [] };
+    this.stroke = null;
     this.polygon = null;
     this.showRange();
     this.enableFill();
@@ -180,9 +186,13 @@ export class Correction {
     return byId("shape").value === "polygon";
   }
 
+  indexOf(name) {
+    return this.viewer.at[this.viewer.about.planes[name].normal];
+  }
+
   begin(name, point) {
-    this.points = [point];
-    this.trace(name);
+    this.stroke = { name, index: this.indexOf(name), points: [point] };
+    this.trace();
   }
 
   turnShape() {
@@ -217,7 +227,7 @@ export class Correction {
   // The polygon
 
   corner(name, point) {
-    const index = this.viewer.at[this.viewer.about.planes[name].normal];
+    const index = this.indexOf(name);
     if (this.polygon?.name !== name || this.polygon.index !== index) {
       this.polygon = { name, index, points: [] };
     }
@@ -255,27 +265,34 @@ export class Correction {
       this.viewer.draw();
       return;
     }
-    await this.paint(polygon.name, polygon.points, "polygon");
+    await this.paint(polygon, "polygon");
   }
 
-  extend(name, point) {
-    const [x, y] = this.points.at(-1);
+  extend(point) {
+    if (!this.stroke) return;
+    const { name, index, points } = this.stroke;
+    const [x, y] = points.at(-1);
     if (x === point[0] && y === point[1]) return;
-    if (this.points.length === MAX_POINTS) {
-      this.end(name);
-      this.points = [[x, y]];
+    if (index !== this.indexOf(name)) {
+      this.end(); // another slice is shown by now
+      return;
     }
-    this.points.push(point);
-    this.trace(name);
+    if (points.length === MAX_POINTS) {
+      this.end();
+      this.begin(name, [x, y]);
+    }
+    this.stroke.points.push(point);
+    this.trace();
   }
 
   // Draw the stroke until the server has painted it.
-  trace(name) {
+  trace() {
+    const { name, points } = this.stroke;
     const { context, about } = this.viewer.planes[name];
     const [width, height] = about.pixel_mm;
     const [layer, value] = this.brush;
     const { labels } = this.viewer.about.layers[layer];
-    const [x, y] = this.points.at(-1);
+    const [x, y] = points.at(-1);
     context.save();
     context.globalAlpha = 0.5;
     context.fillStyle = this.isEraser ? "#fff" : labels.find((each) => each.value === value).color;
@@ -285,15 +302,14 @@ export class Correction {
     context.restore();
   }
 
-  async end(name) {
-    const { points } = this;
-    this.points = null;
-    if (points) await this.paint(name, points, "brush");
+  async end() {
+    const { stroke } = this;
+    this.stroke = null;
+    if (stroke) await this.paint(stroke, "brush");
   }
 
-  async paint(name, points, shape) {
+  async paint({ name, index, points }, shape) {
     const [layer, value] = this.brush;
-    const index = this.viewer.at[this.viewer.about.planes[name].normal];
     this.notePainted(name, index);
     await this.send("stroke", {
       layer,
@@ -346,8 +362,8 @@ export class Correction {
   // Paint at the crosshair: for the keyboard.
   dot(name) {
     const { across, down } = this.viewer.about.planes[name];
-    this.points = [[this.viewer.at[across], this.viewer.at[down]]];
-    return this.end(name);
+    this.begin(name, [this.viewer.at[across], this.viewer.at[down]]);
+    return this.end();
   }
 
   // Steps

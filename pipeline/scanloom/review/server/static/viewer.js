@@ -114,6 +114,7 @@ export class Viewer {
   /** @param {Case} about */
   show(about) {
     this.about = about;
+    this.pointer.drop();
     this.slices = slicesOf(about, this.store);
     this.at = middleOf(about);
     this.planes = Object.fromEntries(

@@ -1,0 +1,123 @@
+"""Strokes in a real browser while the picture below them changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.review_browser import Running, asked, chromium, opened, until
+from support.review_cases import affine_of, publish, scan_array
+
+pytestmark = pytest.mark.reference
+
+__all__ = ["chromium"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("strokes")
+    for n, name in enumerate(("one", "two"), 1):
+        publish(folder, scan_array(n), affine_of(), name, also=("image",))
+    return folder
+
+
+@pytest.fixture
+def tab(folder: Path, tmp_path: Path, chromium: Any) -> Iterator[Any]:
+    """A page with a case, in correction, with its axial plane as a whole."""
+    out = tmp_path / "out"
+    shutil.copytree(folder / "out", out, copy_function=shutil.copy2)
+    server = Running(out, folder / "key", "--reviewers", "anna")
+    tab, _ = opened(chromium, server.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    tab.keyboard.press("b")
+    tab.locator("#axial").focus()
+    for _ in range(8):
+        tab.keyboard.press("-")
+    yield tab
+    server.stop()
+
+
+def name_of(tab: Any) -> str:
+    return str(tab.inner_text("#name"))
+
+
+def described(tab: Any) -> Any:
+    return asked(tab, f"/api/case/{name_of(tab)}").json()
+
+
+def changed_slices(tab: Any) -> list[int]:
+    """Return the axial slices that the correction of the case changes."""
+    plane = described(tab)["planes"]["axial"]
+    address = f"/api/case/{name_of(tab)}/labels/0/axial/0-{plane['count'] - 1}"
+    before, after = (
+        np.frombuffer(asked(tab, address + more).body(), np.uint8).reshape(plane["count"], -1)
+        for more in ("", "?draft=1")
+    )
+    return np.flatnonzero((before != after).any(axis=1)).tolist()
+
+
+def painted(tab: Any) -> None:
+    tab.wait_for_selector("#status:has-text('voxels changed')")
+
+
+def point(tab: Any, x: float, y: float) -> tuple[float, float]:
+    """Return a place of the axial picture, of which x and y are shares."""
+    box = tab.locator("#axial canvas").first.bounding_box()
+    return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+
+def test_a_stroke_stays_on_the_slice_that_it_began_on(tab: Any) -> None:
+    index = described(tab)["planes"]["axial"]["count"] // 2
+    tab.mouse.move(*point(tab, 0.1, 0.1))
+    tab.mouse.down()
+    tab.mouse.move(*point(tab, 0.3, 0.1))
+    tab.mouse.wheel(0, 100)
+    tab.mouse.move(*point(tab, 0.5, 0.1))
+    tab.mouse.up()
+    painted(tab)
+    assert changed_slices(tab) == [index]
+
+
+def test_a_polygon_is_painted_on_the_slice_of_its_corners(tab: Any) -> None:
+    index = described(tab)["planes"]["axial"]["count"] // 2
+    tab.keyboard.press("g")
+    for x, y in ((0.05, 0.05), (0.6, 0.05), (0.05, 0.6)):
+        tab.mouse.click(*point(tab, x, y))
+    tab.mouse.wheel(0, 100)
+    tab.wait_for_selector(f"#axial canvas[data-index='{index + 1}']", state="attached")
+    tab.keyboard.press("Enter")
+    painted(tab)
+    assert changed_slices(tab) == [index]
+
+
+def test_a_stroke_ends_with_its_case(tab: Any) -> None:
+    name = name_of(tab)
+    tab.mouse.move(*point(tab, 0.1, 0.1))
+    tab.mouse.down()
+    tab.mouse.move(*point(tab, 0.3, 0.1))
+    tab.keyboard.press("n")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    tab.wait_for_selector("body[data-opened]")
+    tab.mouse.move(*point(tab, 0.5, 0.1))
+    tab.mouse.up()
+    tab.wait_for_timeout(1000)
+    for each in (name, name_of(tab)):
+        assert asked(tab, f"/api/case/{each}/draft").json()["undo"] == 0
+
+
+def test_a_drag_beside_the_picture_paints_nothing(tab: Any) -> None:
+    x, y = point(tab, 0.5, 0)
+    tab.fill("#radius", "1.3")
+    top = tab.locator("#axial").bounding_box()["y"] + 4
+    assert y - top > 20
+    tab.mouse.move(x - 30, top)
+    tab.mouse.down()
+    tab.mouse.move(x + 30, top)
+    tab.mouse.up()
+    tab.wait_for_selector("#status:has-text('0 voxels changed')")
