@@ -121,3 +121,22 @@ def test_a_drag_beside_the_picture_paints_nothing(tab: Any) -> None:
     tab.mouse.move(x + 30, top)
     tab.mouse.up()
     tab.wait_for_selector("#status:has-text('0 voxels changed')")
+
+
+def test_a_correction_that_is_written_does_not_bring_its_case_back(tab: Any) -> None:
+    name = name_of(tab)
+    tab.keyboard.press("Enter")
+    painted(tab)
+    held = []
+    tab.route("**/draft/save", lambda route: held.append(route))
+    tab.click("#save-correction")
+    until(tab, lambda: held)
+    tab.keyboard.press("n")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    tab.wait_for_selector("body[data-opened]")
+    other = name_of(tab)
+    held[0].continue_()
+    tab.wait_for_selector("#status:has-text('saved as revision 1')")
+    tab.wait_for_selector(f"body[data-opened='{other}']")
+    assert tab.url.endswith(other)
+    assert name_of(tab) == other

@@ -251,6 +251,7 @@ class CasePage {
 
   async verdictSaved(id) {
     this.descriptions.delete(id);
+    if (this.shownId !== id) return; // the person went on
     const { next } = await this.near(id);
     if (next) {
       await this.go(next);
@@ -263,6 +264,10 @@ class CasePage {
   async correctionSaved(id, revision) {
     const { at, active } = this.viewer;
     this.forget(id);
+    if (this.shownId !== id) {
+      say(`The correction of ${id} is saved as revision ${revision}: please decide on it.`);
+      return;
+    }
     await this.open(id);
     this.viewer.enlarge(active);
     await this.viewer.jump(at);
