@@ -43,6 +43,7 @@ from scanloom.review.server.state import ReviewState
 from scanloom.review.server.surface import surface
 from scanloom.review.server.tools import (
     Canvas,
+    Values,
     erase_islands,
     fill_between,
     paint_between,
@@ -187,18 +188,18 @@ class Routes:
         case, fields = self.state.opened(name), read_fields(StrokeFields, request.state.body)
         if fields.label not in {0, *_numbers(case, fields.layer)}:
             raise RefusedError(400, "LABEL", NO_STRUCTURE)
-        stroke, image = fields.stroke, case.image
-        if fields.between is not None and image is None:
-            raise RefusedError(409, "NO_IMAGE", "A range takes the scan, which is not here.")
+        stroke, image, values = fields.stroke, case.image, None
+        if fields.between is not None:
+            if image is None:
+                raise RefusedError(409, "NO_IMAGE", "A range takes the scan, which is not here.")
+            low, high = ((value - image.intercept) / image.slope for value in fields.between)
+            values = Values(image.array, low, high)
 
         def make_step(draft: LabelDraft) -> Step | None:
             canvas = Canvas(stroke.layer, draft.layer(stroke.layer), draft.spacing)
             if fields.shape == "polygon":
-                return paint_polygon(canvas, stroke)
-            if fields.between is not None and image is not None:
-                low, high = ((value - image.intercept) / image.slope for value in fields.between)
-                return paint_between(canvas, stroke, image.array, low, high)
-            return stroke
+                return paint_polygon(canvas, stroke, values)
+            return stroke if values is None else paint_between(canvas, stroke, values)
 
         return self._changed(case, reviewer, fields.version, make_step)
 

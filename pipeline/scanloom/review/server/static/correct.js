@@ -5,6 +5,7 @@ import { byId, element, press, say } from "./dom.js";
 
 const RETRY_MS = 2000;
 const MAX_POINTS = 4000; // of a stroke: a longer one is sent in parts, since the server refuses it
+const NO_LIMIT = 1e30; // beyond all values of scans; JSON has no infinity
 const counted = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
 
 const optionsOf = (layer) =>
@@ -218,10 +219,11 @@ export class Correction {
     }
   }
 
+  // The range of values; an end that is empty is none.
   get between() {
     if (!byId("ranged").checked) return null;
-    const ends = ["lowest", "highest"].map((id) => byId(id).valueAsNumber);
-    return ends.some(Number.isNaN) ? null : ends;
+    const [low, high] = ["lowest", "highest"].map((id) => byId(id).valueAsNumber);
+    return [Number.isNaN(low) ? -NO_LIMIT : low, Number.isNaN(high) ? NO_LIMIT : high];
   }
 
   // The polygon
@@ -317,7 +319,7 @@ export class Correction {
       index,
       points,
       shape,
-      between: shape === "brush" ? this.between : null,
+      between: this.between,
       radius_mm: this.radius,
       label: this.isEraser ? 0 : value,
       only: this.isEraser && byId("only").checked ? [value] : null,
