@@ -140,3 +140,28 @@ def test_a_correction_that_is_written_does_not_bring_its_case_back(tab: Any) -> 
     tab.wait_for_selector(f"body[data-opened='{other}']")
     assert tab.url.endswith(other)
     assert name_of(tab) == other
+
+
+@pytest.mark.parametrize("shape", ["brush", "polygon"])
+def test_an_empty_end_of_a_range_does_not_lift_the_other(tab: Any, shape: str) -> None:
+    tab.fill("#radius", "8")
+    tab.check("#ranged")
+    if shape == "polygon":
+        tab.select_option("#shape", "polygon")
+    tab.fill("#lowest", "5000")
+    tab.fill("#highest", "")
+    for x, y in ((0.2, 0.2), (0.8, 0.2), (0.2, 0.8)):
+        tab.mouse.click(*point(tab, x, y))
+    tab.locator("#axial").focus()
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("#status:has-text('0 voxels changed')")
+    assert changed_slices(tab) == []
+
+
+def test_brackets_of_keyboards_that_have_them_with_altgr_change_the_window(tab: Any) -> None:
+    """To Windows, AltGr is Ctrl and Alt."""
+    for key in ("Control+Alt+]", "Alt+["):
+        before = tab.inner_text("#status")
+        tab.keyboard.press(key)
+        until(tab, lambda before=before: tab.inner_text("#status") != before)
+        assert tab.inner_text("#status").startswith("Window ")

@@ -297,7 +297,9 @@ class CasePage {
 
   key(event) {
     const { viewer, correction } = this;
-    const isModified = event.ctrlKey || event.metaKey || event.altKey;
+    // German and French keyboards have [ and ] with AltGr, which is Ctrl and Alt to Windows
+    const isTyped = event.altKey && "[]".includes(event.key);
+    const isModified = (event.ctrlKey || event.metaKey || event.altKey) && !isTyped;
     if (event.target.closest("input[type=range]") && OF_SLIDER.test(event.key)) return;
     const inField = event.target.closest(FIELDS);
     if (inField && event.key !== "Escape") return;
