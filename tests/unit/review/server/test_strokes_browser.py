@@ -1,4 +1,4 @@
-"""Strokes in a real browser while the picture below them changes."""
+"""Tools of a correction in a real browser, also while the picture below them changes."""
 
 from __future__ import annotations
 
@@ -165,3 +165,9 @@ def test_brackets_of_keyboards_that_have_them_with_altgr_change_the_window(tab: 
         tab.keyboard.press(key)
         until(tab, lambda before=before: tab.inner_text("#status") != before)
         assert tab.inner_text("#status").startswith("Window ")
+
+
+def test_all_tools_are_there_at_200_percent(tab: Any) -> None:
+    tab.set_viewport_size({"width": 640, "height": 400})
+    for tool in ("shape", "ranged", "fill", "smooth", "islands", "ruler"):
+        assert tab.locator(f"#{tool}").is_visible(), tool
