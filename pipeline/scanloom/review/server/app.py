@@ -54,6 +54,8 @@ from scanloom.review.server.tools import (
 logger = logging.getLogger(__name__)
 
 STATIC = resources.files("scanloom.review.server") / "static"
+BASE_STYLE = resources.files("scanloom.review.report") / "base.css"
+"""Begin of the style sheet, which is that of the report's too."""
 MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -382,7 +384,10 @@ def _static(request: Request) -> Response:
 
 def _page(name: str, status: int = 200) -> Response:
     suffix = name[name.rindex(".") :]
-    return Response((STATIC / name).read_bytes(), status, media_type=MEDIA_TYPES[suffix])
+    content = (STATIC / name).read_bytes()
+    if name == "review.css":
+        content = BASE_STYLE.read_bytes() + content
+    return Response(content, status, media_type=MEDIA_TYPES[suffix])
 
 
 def _failure(_: Request, exc: Exception) -> Response:
