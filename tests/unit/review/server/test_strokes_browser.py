@@ -171,3 +171,20 @@ def test_all_tools_are_there_at_200_percent(tab: Any) -> None:
     tab.set_viewport_size({"width": 640, "height": 400})
     for tool in ("shape", "ranged", "fill", "smooth", "islands", "ruler"):
         assert tab.locator(f"#{tool}").is_visible(), tool
+
+
+@pytest.mark.parametrize("plane", ["axial", "solid"])
+def test_enter_on_a_button_of_a_plane_presses_it(tab: Any, plane: str) -> None:
+    tab.keyboard.press("4")
+    if plane == "axial":
+        tab.locator("#axial .enlarge").focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("#axial.main")
+    else:
+        tab.locator("#solid [data-side=top]").focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("#solid .where:has-text('From S')")
+        tab.locator("#solid").focus()
+        tab.keyboard.press("Enter")
+    tab.wait_for_timeout(500)
+    assert asked(tab, f"/api/case/{name_of(tab)}/draft").json()["undo"] == 0

@@ -313,7 +313,8 @@ class CasePage {
       else correction.drop();
       return;
     }
-    if (event.key === "Enter" && correction.on && event.target.closest(".plane") && viewer.about) {
+    const isOnSlice = event.target.closest(".plane:not(#solid)") && !event.target.closest("button");
+    if (event.key === "Enter" && correction.on && isOnSlice && viewer.about) {
       event.preventDefault();
       correction.dot(viewer.active);
       return;
