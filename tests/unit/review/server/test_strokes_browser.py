@@ -21,7 +21,7 @@ __all__ = ["chromium"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("strokes")
-    for n, name in enumerate(("one", "two"), 1):
+    for n, name in enumerate(("one", "two", "three"), 1):
         publish(folder, scan_array(n), affine_of(), name, also=("image",))
     return folder
 
@@ -123,20 +123,30 @@ def test_a_drag_beside_the_picture_paints_nothing(tab: Any) -> None:
     tab.wait_for_selector("#status:has-text('0 voxels changed')")
 
 
-def test_a_correction_that_is_written_does_not_bring_its_case_back(tab: Any) -> None:
-    name = name_of(tab)
-    tab.keyboard.press("Enter")
-    painted(tab)
+@pytest.mark.parametrize("what", ["correction", "verdict"])
+def test_what_is_saved_late_does_not_bring_its_case_back(tab: Any, what: str) -> None:
     held = []
-    tab.route("**/draft/save", lambda route: held.append(route))
-    tab.click("#save-correction")
+    if what == "correction":
+        tab.keyboard.press("Enter")
+        painted(tab)
+        tab.route("**/draft/save", lambda route: held.append(route))
+        tab.click("#save-correction")
+    else:
+        tab.route("**/verdict", lambda route: held.append(route))
+        tab.keyboard.press("r")
+        tab.keyboard.press("s")
     until(tab, lambda: held)
-    tab.keyboard.press("n")
-    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
-    tab.wait_for_selector("body[data-opened]")
+    for _ in range(2):  # past the case that is next
+        before = name_of(tab)
+        tab.keyboard.press("n")
+        until(tab, lambda before=before: name_of(tab) != before)
+        tab.wait_for_selector("body[data-opened]")
     other = name_of(tab)
-    held[0].continue_()
-    tab.wait_for_selector("#status:has-text('saved as revision 1')")
+    with tab.expect_response(lambda answer: answer.url == held[0].request.url):
+        held[0].continue_()
+    if what == "correction":
+        tab.wait_for_selector("#status:has-text('saved as revision 1')")
+    tab.wait_for_timeout(1000)
     tab.wait_for_selector(f"body[data-opened='{other}']")
     assert tab.url.endswith(other)
     assert name_of(tab) == other
