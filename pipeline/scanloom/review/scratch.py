@@ -1,6 +1,7 @@
 """Texts and numbers of a million rows, in temporary files without a name.
 
-What is small stays in memory. A process that dies leaves nothing behind.
+What is small stays in memory. A process that dies leaves nothing behind. Adding to a file that
+can't be written is an OSError.
 """
 
 from __future__ import annotations
@@ -45,13 +46,7 @@ class _ScratchFile:
         self._written, self._new = 0, bytearray()
 
     def append(self, data: bytes) -> int:
-        """Append bytes; return their offset.
-
-        Raises
-        ------
-        OSError
-            If they can't be written.
-        """
+        """Append bytes; return their offset."""
         offset = self._written + len(self._new)
         self._new += data
         if self._folder is not None and len(self._new) >= WRITTEN_BYTES:
@@ -126,13 +121,7 @@ class Texts(_Entries):
         return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
 
     def add(self, text: str) -> None:
-        """Add a text.
-
-        Raises
-        ------
-        OSError
-            If it can't be written.
-        """
+        """Add a text."""
         self._add(encoded(text))
 
 
@@ -147,13 +136,7 @@ class Objects(_Entries, Generic[Stored]):
         self._guard = threading.Lock()
 
     def add(self, stored: Stored) -> int:
-        """Add an object; return its index.
-
-        Raises
-        ------
-        OSError
-            If it can't be written.
-        """
+        """Add an object; return its index."""
         pickled = pickle.dumps(stored)
         with self._guard:
             self._add(pickled)
@@ -184,13 +167,7 @@ class Columns(Generic[Key]):
         return iter(self._new)
 
     def add(self, key: Key, number: float) -> None:
-        """Add a number to a column.
-
-        Raises
-        ------
-        OSError
-            If it can't be written.
-        """
+        """Add a number to a column."""
         column = self._new.get(key)
         if column is None:
             column = self._new[key] = array("d")

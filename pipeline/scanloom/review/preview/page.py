@@ -297,7 +297,7 @@ def displayable(text: str) -> str:
     """Return text in characters that the font has: without accents if need be, else with "?"."""
     characters = []
     for character in text:
-        if character == " " or _drawable(character):
+        if character in " \n" or _drawable(character):
             characters.append(character)
         else:
             bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
@@ -621,7 +621,8 @@ def _draw_entry(
 NOTICE = "Research use only - not for diagnosis"
 FOOTER_HEIGHT = 28
 BAR_MAX_WIDTH = 150
-CAPTION_SIZE = 14
+CAPTION_SIZE, CAPTION_LINE = 14, 18
+MAX_CAPTION_LINES = 3
 LETTER_SIZE = 15
 MIN_LETTERED = 90
 """Minimum width and height of a frame with letters at all four sides."""
@@ -746,20 +747,21 @@ def _draw_plane(
     """Draw a plane with its caption and, at its edges, the letters of the sides."""
     draw_picture(page, content, plane, frame, show)
     caption = "Scan" if show == "scan" else plane.name
-    caption = truncated(caption, CAPTION_SIZE, frame.width - 12)
-    if frame.width > MIN_LETTERED:
-        draw_plate(page, (frame.x + 6, frame.y + 6), caption, CAPTION_SIZE)
-    _draw_letters(page, frame, plane.direction)
+    _draw_letters(page, frame, plane.direction, caption if frame.width > MIN_LETTERED else "")
 
 
-def _draw_letters(page: Image.Image, frame: Frame, direction: Direction) -> None:
-    """Write the letters of the sides at the edges of a frame."""
+def _draw_letters(page: Image.Image, frame: Frame, direction: Direction, caption: str) -> None:
+    """Write the letters of the sides at the edges of a frame, and a caption at its top."""
+    lines = list(wrap_text(caption, CAPTION_SIZE, frame.width - 12))[:MAX_CAPTION_LINES]
+    if lines:
+        draw_plate(page, (frame.x + 6, frame.y + 6), "\n".join(lines), CAPTION_SIZE)
     across, down = LETTERS[direction.across], LETTERS[direction.down]
     middle = frame.x + frame.width / 2, frame.y + frame.height / 2
     draw_plate(page, (frame.x + 6, middle[1]), across[0], LETTER_SIZE, "lm")
     draw_plate(page, (frame.x + frame.width - 6, middle[1]), across[1], LETTER_SIZE, "rm")
     if min(frame.width, frame.height) > MIN_LETTERED:
-        draw_plate(page, (middle[0], frame.y + 24), down[0], LETTER_SIZE, "ma")
+        below = frame.y + 24 + (max(1, len(lines)) - 1) * CAPTION_LINE
+        draw_plate(page, (middle[0], below), down[0], LETTER_SIZE, "ma")
         draw_plate(page, (middle[0], frame.y + frame.height - 6), down[1], LETTER_SIZE, "mb")
 
 
@@ -774,9 +776,7 @@ def _draw_solid(page: Image.Image, solid: Solid, corner: tuple[int, int], height
         box = (frame.x, frame.y, frame.x + frame.width - 1, frame.y + frame.height - 1)
         ImageDraw.Draw(page).rectangle(box, fill=PANEL)
         page.paste(solid.picture(direction, frame.picture), frame.corner)
-        caption = truncated(name, CAPTION_SIZE, frame.width - 12)
-        draw_plate(page, (frame.x + 6, frame.y + 6), caption, CAPTION_SIZE)
-        _draw_letters(page, frame, direction)
+        _draw_letters(page, frame, direction, name)
 
 
 def draw_picture(

@@ -67,6 +67,7 @@ SUMMARY = "summary.json"
 """What the page says of all its rows, and of what it was made."""
 SCRIPTS = ("elements.js", "figures.js", "parts.js", "case.js", "page.js")
 """Modules of the page, each after those that it imports."""
+STYLES = ("base.css", "page.css")
 _MODULE_SYNTAX = re.compile(r"^import [^;]+;\n|^export ", re.MULTILINE)
 MAX_RUNS = 50
 """Number of runs that are listed, the newest ones."""
@@ -300,7 +301,7 @@ def _content(
 
 def page_style() -> str:
     """Return the style of all pages that are written to an output folder."""
-    return (_HERE / "page.css").read_text()
+    return "".join((_HERE / name).read_text() for name in STYLES)
 
 
 def content_policy(script: str, style: str, *more: str) -> str:

@@ -43,6 +43,7 @@ from scanloom.review.server.state import ReviewState
 from scanloom.review.server.surface import surface
 from scanloom.review.server.tools import (
     Canvas,
+    Values,
     erase_islands,
     fill_between,
     paint_between,
@@ -53,6 +54,8 @@ from scanloom.review.server.tools import (
 logger = logging.getLogger(__name__)
 
 STATIC = resources.files("scanloom.review.server") / "static"
+BASE_STYLE = resources.files("scanloom.review.report") / "base.css"
+"""Begin of the style sheet, which is that of the report's too."""
 MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -187,18 +190,18 @@ class Routes:
         case, fields = self.state.opened(name), read_fields(StrokeFields, request.state.body)
         if fields.label not in {0, *_numbers(case, fields.layer)}:
             raise RefusedError(400, "LABEL", NO_STRUCTURE)
-        stroke, image = fields.stroke, case.image
-        if fields.between is not None and image is None:
-            raise RefusedError(409, "NO_IMAGE", "A range takes the scan, which is not here.")
+        stroke, image, values = fields.stroke, case.image, None
+        if fields.between is not None:
+            if image is None:
+                raise RefusedError(409, "NO_IMAGE", "A range takes the scan, which is not here.")
+            low, high = ((value - image.intercept) / image.slope for value in fields.between)
+            values = Values(image.array, low, high)
 
         def make_step(draft: LabelDraft) -> Step | None:
             canvas = Canvas(stroke.layer, draft.layer(stroke.layer), draft.spacing)
             if fields.shape == "polygon":
-                return paint_polygon(canvas, stroke)
-            if fields.between is not None and image is not None:
-                low, high = ((value - image.intercept) / image.slope for value in fields.between)
-                return paint_between(canvas, stroke, image.array, low, high)
-            return stroke
+                return paint_polygon(canvas, stroke, values)
+            return stroke if values is None else paint_between(canvas, stroke, values)
 
         return self._changed(case, reviewer, fields.version, make_step)
 
@@ -381,7 +384,10 @@ def _static(request: Request) -> Response:
 
 def _page(name: str, status: int = 200) -> Response:
     suffix = name[name.rindex(".") :]
-    return Response((STATIC / name).read_bytes(), status, media_type=MEDIA_TYPES[suffix])
+    content = (STATIC / name).read_bytes()
+    if name == "review.css":
+        content = BASE_STYLE.read_bytes() + content
+    return Response(content, status, media_type=MEDIA_TYPES[suffix])
 
 
 def _failure(_: Request, exc: Exception) -> Response:

@@ -57,7 +57,7 @@ class VersionFields(Fields):
 class StrokeFields(VersionFields):
     """A stroke on a version of a draft.
 
-    Of a brush, or the inside of a polygon; `between` limits a brush to a range of the scan.
+    Of a brush, or the inside of a polygon; `between` limits it to a range of the scan.
     """
 
     plane: Literal["axial", "coronal", "sagittal"]

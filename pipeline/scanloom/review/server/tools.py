@@ -41,10 +41,9 @@ class Canvas:
         return Region.of(self.layer, box, self.labels[box], after)
 
 
-def paint_between(
-    canvas: Canvas, stroke: Stroke, image: NDArray[Any], low: float, high: float
-) -> Region | None:
-    """Paint a stroke where the scan lies in a range: a brush with a threshold.
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Where something is painted: where the pixels of the scan lie in a range.
 
     Parameters
     ----------
@@ -52,6 +51,15 @@ def paint_between(
         Pixels of the scan, in the view.
     low, high : float
         First and last pixel that is painted.
+    """
+
+    image: NDArray[Any]
+    low: float
+    high: float
+
+
+def paint_between(canvas: Canvas, stroke: Stroke, values: Values) -> Region | None:
+    """Paint a stroke where the scan lies in a range: a brush with a threshold.
 
     Raises
     ------
@@ -62,14 +70,14 @@ def paint_between(
     painted = painted_box(stroke, canvas.labels.shape, canvas.spacing)
     if painted is None:
         return None
-    box, inside = painted
-    return _painted(canvas, stroke, box, inside & (image[box] >= low) & (image[box] <= high))
+    return _painted(canvas, stroke, *painted, values)
 
 
-def paint_polygon(canvas: Canvas, stroke: Stroke) -> Region | None:
+def paint_polygon(canvas: Canvas, stroke: Stroke, values: Values | None = None) -> Region | None:
     """Paint the inside of the polygon through the points of a stroke, by the even-odd rule.
 
-    Voxels count by their centres; the radius does not.
+    With `values`, where the scan lies in their range. Voxels count by their centres, whatever the
+    radius.
 
     Raises
     ------
@@ -91,7 +99,8 @@ def paint_polygon(canvas: Canvas, stroke: Stroke) -> Region | None:
     box: list[slice] = [slice(None)] * 3
     box[stroke.normal] = slice(stroke.index, stroke.index + 1)
     plane = inside if stroke.across < stroke.down else inside.T
-    return _painted(canvas, stroke, (box[0], box[1], box[2]), np.expand_dims(plane, stroke.normal))
+    whole = np.expand_dims(plane, stroke.normal)
+    return _painted(canvas, stroke, (box[0], box[1], box[2]), whole, values)
 
 
 def _check_slice(canvas: Canvas, stroke: Stroke) -> None:
@@ -99,8 +108,13 @@ def _check_slice(canvas: Canvas, stroke: Stroke) -> None:
         raise IndexError("there is no such slice")
 
 
-def _painted(canvas: Canvas, stroke: Stroke, box: Box, inside: NDArray[np.bool_]) -> Region | None:
+def _painted(
+    canvas: Canvas, stroke: Stroke, box: Box, inside: NDArray[np.bool_], values: Values | None
+) -> Region | None:
     before = canvas.labels[box]
+    if values is not None:
+        image = values.image[box]
+        inside = inside & (image >= values.low) & (image <= values.high)
     if stroke.only is not None:
         inside = inside & np.isin(before, stroke.only)
     return canvas.changed(box, np.where(inside, before.dtype.type(stroke.label), before))

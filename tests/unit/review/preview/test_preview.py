@@ -24,6 +24,7 @@ from scanloom.review.preview.page import (
     draw_thumbnail,
     legend_entries,
     legend_notes,
+    text_width,
 )
 from scanloom.review.preview.slicing import AXIAL, CORONAL, SAGITTAL
 from support.empty_share import empty_share
@@ -190,6 +191,27 @@ def test_slices_of_tilted_and_thin_stacks_are_shown_as_acquired(shape, spacing, 
     assert np.sort(cut.values.ravel()).tobytes() in stored
     assert len(content.tiles) == shape[axis]
     assert {t.direction.name for t in content.tiles} == {normal}
+
+
+def test_a_long_title_of_a_narrow_plane_has_lines(tmp_path):
+    """It is not cut off, and the letter of the upper side stands below it."""
+    affine = np.eye(4)
+    affine[:3, :3] = Rotation.from_euler("xyz", (12, 8, 25), degrees=True).as_matrix()
+    shape = (40, 50, 40)
+    labels = np.zeros(shape, np.uint8)
+    labels[10:30, 10:40, 10:30] = 1
+    scan = case(np.full(shape, -1000, np.int16), labels, affine)
+    content = choose_content(*scan)
+    frame = planes_of(content).frames[1].moved(MARGIN, HEADER_HEIGHT)
+    assert text_width(content.planes[0].name, 14) > frame.width
+
+    page = drawn(tmp_path / "page.png", *scan)
+
+    second = page[frame.y + 26 : frame.y + 38, frame.x + 6 : frame.x + 40]
+    assert (second > 180).any()
+    middle = page[frame.y + 42 : frame.y + 56]
+    x = frame.x + frame.width // 2
+    assert (middle[:, x - 8 : x + 8] > 180).any()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from skimage.measure import points_in_poly
 from scanloom.review.server.drafts import LabelDraft, Region, Stroke
 from scanloom.review.server.tools import (
     Canvas,
+    Values,
     erase_islands,
     fill_between,
     paint_between,
@@ -64,16 +65,22 @@ def test_a_polygon_paints_the_voxels_inside(plane: str, only: tuple[int, ...] | 
     assert (painted != labels).any()
 
 
-def test_a_brush_with_a_range_paints_only_what_lies_in_it() -> None:
+@pytest.mark.parametrize("shape", ["brush", "polygon"])
+def test_with_a_range_only_what_lies_in_it_is_painted(shape: str) -> None:
     labels, image = noise(), np.random.default_rng(1).integers(-99, 99, (17, 13, 9))
-    stroke = Stroke(0, 2, 0, 1, 4, [(8.0, 6.0)], 6.0, 3)
-    whole = LabelDraft([labels], SPACING)
-    whole.stroke(stroke)
+    points = [(8.0, 6.0)] if shape == "brush" else [(1.0, 1.0), (14.0, 2.0), (6.0, 11.0)]
+    stroke, canvas = Stroke(0, 2, 0, 1, 4, points, 6.0, 3), Canvas(0, labels, SPACING)
+    if shape == "brush":
+        whole = LabelDraft([labels], SPACING)
+        whole.stroke(stroke)
+        without, paint = whole.layer(0), paint_between
+    else:
+        without, paint = after(labels, paint_polygon(canvas, stroke)), paint_polygon
 
-    painted = after(labels, paint_between(Canvas(0, labels, SPACING), stroke, image, -20, 50))
+    painted = after(labels, paint(canvas, stroke, Values(image, -20, 50)))
 
     in_range = (image >= -20) & (image <= 50)
-    np.testing.assert_array_equal(painted, np.where(in_range, whole.layer(0), labels))
+    np.testing.assert_array_equal(painted, np.where(in_range, without, labels))
     assert (painted != labels).sum() > 10
 
 

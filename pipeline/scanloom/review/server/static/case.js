@@ -251,6 +251,7 @@ class CasePage {
 
   async verdictSaved(id) {
     this.descriptions.delete(id);
+    if (this.shownId !== id) return; // the person went on
     const { next } = await this.near(id);
     if (next) {
       await this.go(next);
@@ -263,6 +264,10 @@ class CasePage {
   async correctionSaved(id, revision) {
     const { at, active } = this.viewer;
     this.forget(id);
+    if (this.shownId !== id) {
+      say(`The correction of ${id} is saved as revision ${revision}: please decide on it.`);
+      return;
+    }
     await this.open(id);
     this.viewer.enlarge(active);
     await this.viewer.jump(at);
@@ -292,7 +297,9 @@ class CasePage {
 
   key(event) {
     const { viewer, correction } = this;
-    const isModified = event.ctrlKey || event.metaKey || event.altKey;
+    // German and French keyboards have [ and ] with AltGr, which is Ctrl and Alt to Windows
+    const isTyped = event.altKey && "[]".includes(event.key);
+    const isModified = (event.ctrlKey || event.metaKey || event.altKey) && !isTyped;
     if (event.target.closest("input[type=range]") && OF_SLIDER.test(event.key)) return;
     const inField = event.target.closest(FIELDS);
     if (inField && event.key !== "Escape") return;
@@ -306,7 +313,8 @@ class CasePage {
       else correction.drop();
       return;
     }
-    if (event.key === "Enter" && correction.on && event.target.closest(".plane") && viewer.about) {
+    const isOnSlice = event.target.closest(".plane:not(#solid)") && !event.target.closest("button");
+    if (event.key === "Enter" && correction.on && isOnSlice && viewer.about) {
       event.preventDefault();
       correction.dot(viewer.active);
       return;

@@ -5,6 +5,7 @@ import { byId, element, press, say } from "./dom.js";
 
 const RETRY_MS = 2000;
 const MAX_POINTS = 4000; // of a stroke: a longer one is sent in parts, since the server refuses it
+const NO_LIMIT = 1e30; // beyond all values of scans; JSON has no infinity
 const counted = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
 
 const optionsOf = (layer) =>
@@ -15,6 +16,11 @@ const optionsOf = (layer) =>
 /**
  * A change of a correction that the server does not have yet.
  * @typedef {{id: string, version: string, path: string, body: object}} Step
+ */
+
+/**
+ * What is drawn on a slice, until it is sent.
+ * @typedef {{name: string, index: number, points: number[][]}} Drawn
  */
 
 /**
@@ -36,12 +42,12 @@ export class Correction {
     this.page = page;
     this.on = false;
     this.isEraser = false;
-    /** Points of the stroke that is drawn; null between strokes. @type {?number[][]} */
-    this.points = null;
+    /** The stroke that is drawn, in pixels of its plane. @type {?Drawn} */
+    this.stroke = null;
     /** @type {Step[]} */
     this.waiting = [];
     this.sending = null;
-    /** Corners of the polygon that is drawn, in pixels of its plane. @type {?{name: string, index: number, points: number[][]}} */
+    /** The polygon that is drawn. @type {?Drawn} */
     this.polygon = null;
     /** The last slices that were painted, of one plane and structure. @type {{key: string, slices: number[]}} */
     this.painted = { key: "", slices: [] };
@@ -90,6 +96,7 @@ export class Correction {
     byId("ranged").disabled = !this.viewer.about.image;
     byId("ranged").checked = false;
     this.painted = { key: "", slices: [] };
+    this.stroke = null;
     this.polygon = null;
     this.showRange();
     this.enableFill();
@@ -180,9 +187,13 @@ export class Correction {
     return byId("shape").value === "polygon";
   }
 
+  indexOf(name) {
+    return this.viewer.at[this.viewer.about.planes[name].normal];
+  }
+
   begin(name, point) {
-    this.points = [point];
-    this.trace(name);
+    this.stroke = { name, index: this.indexOf(name), points: [point] };
+    this.trace();
   }
 
   turnShape() {
@@ -208,16 +219,17 @@ export class Correction {
     }
   }
 
+  // The range of values; an end that is empty is none.
   get between() {
     if (!byId("ranged").checked) return null;
-    const ends = ["lowest", "highest"].map((id) => byId(id).valueAsNumber);
-    return ends.some(Number.isNaN) ? null : ends;
+    const [low, high] = ["lowest", "highest"].map((id) => byId(id).valueAsNumber);
+    return [Number.isNaN(low) ? -NO_LIMIT : low, Number.isNaN(high) ? NO_LIMIT : high];
   }
 
   // The polygon
 
   corner(name, point) {
-    const index = this.viewer.at[this.viewer.about.planes[name].normal];
+    const index = this.indexOf(name);
     if (this.polygon?.name !== name || this.polygon.index !== index) {
       this.polygon = { name, index, points: [] };
     }
@@ -255,27 +267,34 @@ export class Correction {
       this.viewer.draw();
       return;
     }
-    await this.paint(polygon.name, polygon.points, "polygon");
+    await this.paint(polygon, "polygon");
   }
 
-  extend(name, point) {
-    const [x, y] = this.points.at(-1);
+  extend(point) {
+    if (!this.stroke) return;
+    const { name, index, points } = this.stroke;
+    const [x, y] = points.at(-1);
     if (x === point[0] && y === point[1]) return;
-    if (this.points.length === MAX_POINTS) {
-      this.end(name);
-      this.points = [[x, y]];
+    if (index !== this.indexOf(name)) {
+      this.end(); // another slice is shown by now
+      return;
     }
-    this.points.push(point);
-    this.trace(name);
+    if (points.length === MAX_POINTS) {
+      this.end();
+      this.begin(name, [x, y]);
+    }
+    this.stroke.points.push(point);
+    this.trace();
   }
 
   // Draw the stroke until the server has painted it.
-  trace(name) {
+  trace() {
+    const { name, points } = this.stroke;
     const { context, about } = this.viewer.planes[name];
     const [width, height] = about.pixel_mm;
     const [layer, value] = this.brush;
     const { labels } = this.viewer.about.layers[layer];
-    const [x, y] = this.points.at(-1);
+    const [x, y] = points.at(-1);
     context.save();
     context.globalAlpha = 0.5;
     context.fillStyle = this.isEraser ? "#fff" : labels.find((each) => each.value === value).color;
@@ -285,15 +304,14 @@ export class Correction {
     context.restore();
   }
 
-  async end(name) {
-    const { points } = this;
-    this.points = null;
-    if (points) await this.paint(name, points, "brush");
+  async end() {
+    const { stroke } = this;
+    this.stroke = null;
+    if (stroke) await this.paint(stroke, "brush");
   }
 
-  async paint(name, points, shape) {
+  async paint({ name, index, points }, shape) {
     const [layer, value] = this.brush;
-    const index = this.viewer.at[this.viewer.about.planes[name].normal];
     this.notePainted(name, index);
     await this.send("stroke", {
       layer,
@@ -301,7 +319,7 @@ export class Correction {
       index,
       points,
       shape,
-      between: shape === "brush" ? this.between : null,
+      between: this.between,
       radius_mm: this.radius,
       label: this.isEraser ? 0 : value,
       only: this.isEraser && byId("only").checked ? [value] : null,
@@ -346,8 +364,8 @@ export class Correction {
   // Paint at the crosshair: for the keyboard.
   dot(name) {
     const { across, down } = this.viewer.about.planes[name];
-    this.points = [[this.viewer.at[across], this.viewer.at[down]]];
-    return this.end(name);
+    this.begin(name, [this.viewer.at[across], this.viewer.at[down]]);
+    return this.end();
   }
 
   // Steps

@@ -197,21 +197,22 @@ export class Plane {
     Object.assign(this.lines[1].style, { left: "0", top: `${y}px`, width: "100%", height: "1px" });
   }
 
-  // The pixel under a pointer, clipped to the slice.
-  pixel(event) {
+  // The place under a pointer in pixels of the slice, from its corner.
+  under(event) {
     const box = this.figure.getBoundingClientRect();
     const at = [event.clientX - box.left - this.left, event.clientY - box.top - this.top];
+    return at.map((n, axis) => n / this.step[axis]);
+  }
+
+  // The pixel under a pointer, clipped to the slice.
+  pixel(event) {
     const size = [this.about.width, this.about.height];
-    return at.map((n, axis) =>
-      Math.min(size[axis] - 1, Math.max(0, Math.floor(n / this.step[axis]))),
-    );
+    return this.under(event).map((n, axis) => Math.min(size[axis] - 1, Math.max(0, Math.floor(n))));
   }
 
   // The place under a pointer in pixels of the slice, between the centres of which it may lie.
   point(event) {
-    const box = this.figure.getBoundingClientRect();
-    const at = [event.clientX - box.left - this.left, event.clientY - box.top - this.top];
-    return at.map((n, axis) => Number((n / this.step[axis] - 0.5).toFixed(2)));
+    return this.under(event).map((n) => Number((n - 0.5).toFixed(2)));
   }
 
   // Draw a line between two points, or none; return its length in mm.

@@ -41,6 +41,12 @@ export class Pointer {
     figure.addEventListener("pointercancel", (event) => this.release(event, true));
   }
 
+  // Let go of what was begun on another case.
+  drop() {
+    this.down.clear();
+    this.gesture = null;
+  }
+
   wheel(event, name) {
     event.preventDefault();
     if (!this.viewer.about) return;
@@ -150,12 +156,14 @@ export class Pointer {
   stroke(event, name) {
     const plane = this.viewer.planes[name];
     const { correction } = this;
-    correction.begin(name, plane.pixel(event));
+    // beside the picture too, so that the brush paints nothing there
+    const at = (place) => plane.under(place).map(Math.floor);
+    correction.begin(name, at(event));
     return {
-      drag: (moved) => correction.extend(name, plane.pixel(moved)),
-      end: () => correction.end(name),
+      drag: (moved) => correction.extend(at(moved)),
+      end: () => correction.end(),
       cancel: () => {
-        correction.points = null;
+        correction.stroke = null;
         this.viewer.draw();
       },
     };

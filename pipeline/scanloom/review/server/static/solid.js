@@ -396,7 +396,6 @@ export class Solid {
       "+": () => this.setZoom(zoom * 1.5),
       "-": () => this.setZoom(zoom / 1.5),
       0: () => this.setZoom(1),
-      Enter: () => event.target.closest("button")?.click(), // no stroke of the brush
     }[event.key];
     if (!act) return;
     event.preventDefault();

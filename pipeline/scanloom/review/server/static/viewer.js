@@ -7,6 +7,7 @@ import { Structures } from "./structures.js";
 
 export const PLANES = ["axial", "coronal", "sagittal"];
 const TOLD_AFTER_MS = 500;
+const titleOf = (name) => name[0].toUpperCase() + name.slice(1);
 const OWN_WINDOW = "-1";
 
 /**
@@ -114,6 +115,7 @@ export class Viewer {
   /** @param {Case} about */
   show(about) {
     this.about = about;
+    this.pointer.drop();
     this.slices = slicesOf(about, this.store);
     this.at = middleOf(about);
     this.planes = Object.fromEntries(
@@ -135,9 +137,12 @@ export class Viewer {
 
   // A figure without the listeners of the case before.
   freshFigure(name) {
-    const old = byId(name);
-    const figure = old.cloneNode(true);
-    old.replaceWith(figure);
+    const figure = byId("plane").content.firstElementChild.cloneNode(true);
+    figure.id = name;
+    figure.ariaLabel = titleOf(name);
+    for (const each of figure.querySelectorAll("[aria-label]")) each.ariaLabel += `, ${name}`;
+    byId(name)?.remove();
+    byId("solid").before(figure);
     const range = figure.querySelector("input");
     const { normal, count } = this.about.planes[name];
     const listen = (button, act) => figure.querySelector(button).addEventListener("click", act);
@@ -192,9 +197,9 @@ export class Viewer {
     if (plane.canvas.dataset.index !== String(index)) plane.setRuler(null); // of another slice
     plane.canvas.dataset.index = index;
     plane.cross([this.at[plane.about.across], this.at[plane.about.down]]);
-    const title = name[0].toUpperCase() + name.slice(1);
     plane.figure.querySelector("input").value = index;
-    plane.figure.querySelector(".where").textContent = `${title} ${index + 1}/${plane.about.count}`;
+    plane.figure.querySelector(".where").textContent =
+      `${titleOf(name)} ${index + 1}/${plane.about.count}`;
   }
 
   colour() {
