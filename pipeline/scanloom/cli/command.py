@@ -194,7 +194,7 @@ def _document(file: Path) -> Values:
 
     import yaml
 
-    from scanloom.core.pages import duplicate_keys
+    from scanloom.core.pages import read_yaml
 
     document: Any
     twice: list[str] = []
@@ -206,8 +206,7 @@ def _document(file: Path) -> Values:
         if file.suffix == ".toml":
             document = tomllib.loads(text)
         else:
-            twice = duplicate_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-            document = yaml.safe_load(text)
+            _, document, twice = read_yaml(text)
     except OSError as exc:
         raise typer.BadParameter(f"{file} can't be read ({type(exc).__name__})") from exc
     except yaml.YAMLError as exc:

@@ -45,7 +45,7 @@ from scanloom.core import (
     is_slug,
     parse_bytes,
 )
-from scanloom.core.pages import duplicate_keys
+from scanloom.core.pages import read_yaml
 from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import DEVICES, EXTRAS, FeatureFamily, Modality, Radiomics, take
@@ -647,9 +647,7 @@ def parse_page(text: bytes | str, model: type[P], reason: Reason) -> P:
         `reason`, with line, key, expected value and nearest valid word for each mistake.
     """
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        document = yaml.safe_load(text)
-        mistakes = duplicate_keys(node)
+        node, document, mistakes = read_yaml(text)
     except RecursionError as exc:
         detail = "not valid YAML: nested too deeply, or an alias contains itself or too much"
         raise ScanError(reason, detail) from exc
