@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,9 @@ class StopRequest(threading.Event):
         that takes longer than `patience` seconds.
         """
         until = time.monotonic() + patience
+
+        # What other threads say of processes that are gone is no news
+        sys.unraisablehook = lambda _: None
 
         def end() -> None:
             with self._ending:  # several signals may end a run at the same moment
