@@ -47,7 +47,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         # The newest first: a run that has just begun has no status yet
         for folder in reversed(run_folders(out)):
             try:
-                now = Status.read(folder).as_observed()
+                now = Status.observe(folder)
                 break
             except FileNotFoundError:
                 continue  # it has not written a status yet
