@@ -29,7 +29,7 @@ from scanloom.cards.graph import (
     structures_of_results,
 )
 from scanloom.cards.requested import requested_card
-from scanloom.convert.store import find_model
+from scanloom.convert.store import absolute_name, find_model
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -77,7 +77,8 @@ FileStates = list[tuple[int, int, int] | None]
 class Request:
     """A workflow with its models: everything that the cases of a command share.
 
-    The cards are in the order of the workflow.
+    The cards are in the order of the workflow. Folders of models are whole paths: a worker may have
+    another working folder.
     """
 
     workflow: Workflow
@@ -103,7 +104,8 @@ class Request:
         with workflow.naming_lines("outputs", "structures"):
             workflow = _with_usual_structures(workflow, unique)
             check_structures(unique, workflow.output_options, workflow.relations)
-        return cls(workflow, unique)
+        models = tuple(map(absolute_name, workflow.models))
+        return cls(workflow.model_copy(update={"models": models}), unique)
 
     @cached_property
     def requested(self) -> tuple[ModelCard, ...]:
