@@ -141,27 +141,8 @@ def _label_map_files(content: CaseContent) -> set[str]:
     return {*files, file_names.SEGMENTS}
 
 
-def _write_label_maps(folder: Path, content: CaseContent) -> None:
-    write_label_maps(folder, content.segmentations, content.scan)
-
-
 def _read_label_maps(folder: Path, content: CaseContent) -> None:
     content.counts.update(check_label_maps(folder, content.segmentations, content.scan.source))
-
-
-# --- measurements ---------------------------------------------------------------------------------
-
-
-def _measurement_files(_: CaseContent) -> set[str]:
-    return {file_names.MEASUREMENTS_CSV, file_names.MEASUREMENTS_JSON}
-
-
-def _write_measurements(folder: Path, content: CaseContent) -> None:
-    write_measurements(folder, content.measurements)
-
-
-def _read_measurements(folder: Path, content: CaseContent) -> None:
-    check_measurements(folder, content.counts, content.scan.volume, content.case.relations)
 
 
 # --- DICOM SEG ------------------------------------------------------------------------------------
@@ -248,7 +229,12 @@ def conditions_of(volume: Volume, cards: Sequence[ModelCard]) -> frozenset[str]:
 
 WRITERS = (
     Writer("dicom_seg", _seg_files, _write_segs, _read_segs, _seg_bytes),
-    Writer("label_maps", _label_map_files, _write_label_maps, _read_label_maps),
+    Writer(
+        "label_maps",
+        _label_map_files,
+        lambda folder, content: write_label_maps(folder, content.segmentations, content.scan),
+        _read_label_maps,
+    ),
     MASKS,
     IMAGE,
     UNCERTAINTY,
@@ -256,7 +242,14 @@ WRITERS = (
     RTSTRUCT,
     SR,
     SURFACE,
-    Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
+    Writer(
+        "measurements",
+        lambda _: {file_names.MEASUREMENTS_CSV, file_names.MEASUREMENTS_JSON},
+        lambda folder, content: write_measurements(folder, content.measurements),
+        lambda folder, content: check_measurements(
+            folder, content.counts, content.scan.volume, content.case.relations
+        ),
+    ),
     RADIOMICS,
     Writer("preview", _preview_files, _write_preview, memory=lambda *_: _PICTURE_BYTES),
 )
