@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import psutil
 
 _POLL_INTERVAL_S = 0.02
-_LEAKS = "ignore::UserWarning:multiprocessing.resource_tracker"
-"""Python's process that cleans up would warn of what the killed ones leave to it."""
 
 
 class StopRequest(threading.Event):
@@ -24,8 +22,6 @@ class StopRequest(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        if _LEAKS not in sys.warnoptions:
-            sys.warnoptions.append(_LEAKS)
         self._hand_back: Callable[[], None] | None = None
         self._ending = threading.Lock()
 
