@@ -524,13 +524,9 @@ def check_values(options: Any) -> None:
             described = each.metadata["description"]
             expected = f"{described[:1].lower()}{described[1:]}, such as {schema['examples'][0]}"
             raise ValueError(f"{name} must be {expected}, got {value!r}")
-        low, high = schema.get("ge"), schema.get("le")
-        if (
-            value is not None
-            and low is not None
-            and not low <= value <= (math.inf if high is None else high)
-        ):
-            most = "" if high is None else f" and at most {high}"
+        low, high = schema.get("ge"), schema.get("le", math.inf)
+        if None not in (value, low) and not low <= value <= high:
+            most = "" if high == math.inf else f" and at most {high}"
             raise ValueError(f"{name} must be at least {low}{most}, got {value!r}")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import typer
@@ -194,7 +195,7 @@ def _document(file: Path) -> Values:
 
     import yaml
 
-    from scanloom.core.pages import duplicate_keys
+    from scanloom.core.pages import read_yaml
 
     document: Any
     twice: list[str] = []
@@ -206,8 +207,7 @@ def _document(file: Path) -> Values:
         if file.suffix == ".toml":
             document = tomllib.loads(text)
         else:
-            twice = duplicate_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-            document = yaml.safe_load(text)
+            _, document, twice = read_yaml(text)
     except OSError as exc:
         raise typer.BadParameter(f"{file} can't be read ({type(exc).__name__})") from exc
     except yaml.YAMLError as exc:
@@ -328,13 +328,23 @@ class Command(_PlainHelp, TyperCommand):
     def make_parser(self, ctx: Any) -> Any:
         """Return the parser: --no-NAME unsets each option that a variable or file may set."""
         parser = super().make_parser(ctx)
+        for opposite, option in self._opposites():
+            value = False if option.is_flag else _UNSET
+            # typer's own copy of click's Option
+            parser.add_option(option, [opposite], option.name, "store_const", const=value)
+        return parser
+
+    def _opposites(self) -> Iterator[tuple[str, Any]]:
         for option in _options(self):
             if isinstance(option, _Option) and not option.secondary_opts:
-                opposite = f"--no-{max(option.opts, key=len).lstrip('-')}"
-                value = False if option.is_flag else _UNSET
-                # typer's own copy of click's Option
-                parser.add_option(option, [opposite], option.name, "store_const", const=value)
-        return parser
+                yield f"--no-{max(option.opts, key=len).lstrip('-')}", option
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the words that may follow; each --no-NAME only where its begin is typed."""
+        unset = (name for name, _ in self._opposites() if incomplete.startswith("--no"))
+        named = [SimpleNamespace(value=n, type="plain", help="") for n in unset]
+        listed = super().shell_complete(ctx, incomplete)
+        return listed + [each for each in named if each.value.startswith(incomplete)]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -130,6 +130,17 @@ def locate_model(name_or_folder: str) -> ModelEntry:
     raise ScanError(Reason.MODEL_UNKNOWN, f"{_not_there(name_or_folder, request)}{lost}")
 
 
+def absolute_name(name_or_folder: str) -> str:
+    """Return a name that means the same model in all working folders: of a folder, its whole path.
+
+    The argument and errors are as of `find_model`.
+    """
+    plain, _ = split_options(name_or_folder)
+    if _find_stored(plain) is not None or not os.path.isdir(plain):  # noqa: PTH112  # as above
+        return name_or_folder
+    return os.path.abspath(plain) + name_or_folder[len(plain) :]  # noqa: PTH100  # keeps links
+
+
 def missing_request(name_or_folder: str) -> str | None:
     """Return the request by which `models add` gets a model; None if it is there, or unknown.
 

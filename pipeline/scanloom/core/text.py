@@ -44,12 +44,12 @@ def parse_bytes(size: object) -> int:
     """Return the number of bytes of a size such as "8GB", "7.5 GiB" or "900MB".
 
     The units are those of `pydantic.ByteSize`, in any case: G and GB are 10^9 bytes, GiB 2^30. A
-    number without a unit counts bytes.
+    number without a unit counts bytes; a small one lacks its unit.
 
     Raises
     ------
     ValueError
-        If it is not a size, or zero.
+        If it is not a size, or zero, or below 4096 without a unit.
     """
     from pydantic import ByteSize, TypeAdapter
 
@@ -58,7 +58,7 @@ def parse_bytes(size: object) -> int:
         count = int(TypeAdapter(ByteSize).validate_python(text)) if _SIZE.fullmatch(text) else 0
     except ValueError:  # not a unit of size
         count = 0
-    if count == 0:
+    if count == 0 or (count < 4096 and not text[-1].isalpha()):
         raise ValueError("a number and a unit, such as 8GB, 7.5GiB or 900MB")
     return count
 

@@ -28,12 +28,7 @@ _FIELDS = MappingProxyType(
 class CaseProgress:
     """Writes step and windows of a case, about once a second; does nothing without a folder.
 
-    Parameters
-    ----------
-    folder : Path or None
-        The folder of all cases; created if missing.
-    case_id : str
-        Id of the case, the name of its file.
+    The folder is that of all cases, in which a file has the id of its case; created if missing.
     """
 
     def __init__(self, folder: Path | None, case_id: str) -> None:

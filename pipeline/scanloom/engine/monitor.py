@@ -32,6 +32,8 @@ from scanloom.io.system.scratch_folders import (
 )
 
 STATUS_FILE = "status.json"
+_NEXT_WRITE_S = 3.0
+"""Time in which a run that is alive writes its status again."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,21 @@ class Status:
     def ended(self) -> int:
         """Number of cases that have ended, including those of earlier runs."""
         return self.before + self.done + self.skipped + self.ambiguous + self.failed
+
+    @classmethod
+    def observe(cls, folder: Path) -> Self:
+        """Return the current status of the run of a folder; errors as in `read`.
+
+        It is read again before a run of another host counts as dead: that host's clock may be slow.
+        """
+        status = cls.read(folder)
+        observed, until = status.as_observed(), time.monotonic() + _NEXT_WRITE_S
+        while observed.state == DIED and status.host != host_id() and time.monotonic() < until:
+            time.sleep(0.2)
+            again = cls.read(folder)
+            if again.moment != status.moment:
+                return again
+        return observed
 
     def as_observed(self) -> Self:
         """Return the current status: the run may have died since it was written."""

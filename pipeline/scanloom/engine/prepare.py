@@ -29,7 +29,7 @@ from scanloom.cards.graph import (
     structures_of_results,
 )
 from scanloom.cards.requested import requested_card
-from scanloom.convert.store import find_model
+from scanloom.convert.store import absolute_name, find_model
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -77,7 +77,8 @@ FileStates = list[tuple[int, int, int] | None]
 class Request:
     """A workflow with its models: everything that the cases of a command share.
 
-    The cards are in the order of the workflow.
+    The cards are in the order of the workflow. Folders of models are whole paths: a worker may have
+    another working folder.
     """
 
     workflow: Workflow
@@ -103,7 +104,8 @@ class Request:
         with workflow.naming_lines("outputs", "structures"):
             workflow = _with_usual_structures(workflow, unique)
             check_structures(unique, workflow.output_options, workflow.relations)
-        return cls(workflow, unique)
+        models = tuple(map(absolute_name, workflow.models))
+        return cls(workflow.model_copy(update={"models": models}), unique)
 
     @cached_property
     def requested(self) -> tuple[ModelCard, ...]:
@@ -131,18 +133,9 @@ class Request:
         phase: int | None,
         stamp: str = "",
     ) -> Case:
-        """Return the case of a series.
+        """Return the case of a series, or of a volume (`phase`) of one with several.
 
-        Parameters
-        ----------
-        number : str
-            Its id: `scanloom.io.identity.case_id` of series and phase.
-        series, further_channels
-            The files of the scan, and of further input channels.
-        phase : int or None
-            Index of the volume, if there are several.
-        stamp : str
-            `scanloom.io.identity.source_stamp` of all series.
+        `number` is its `scanloom.io.identity.case_id`, `stamp` the `source_stamp` of all series.
         """
         outputs, read, relations, compute = self._options
         return Case(
@@ -399,20 +392,8 @@ def estimate_case(
     maps; other data live in one stage only. The peak is the largest stage, plus the interpreter and
     libraries.
 
-    Parameters
-    ----------
-    grid : Grid
-        Grid of the scan.
-    dtype : dtype
-        Data type of its voxels after rescale.
-    cards : sequence of ModelCard
-        The models, one after another.
-    outputs : Outputs, optional
-        Files to write.
-    placement : Placement, optional
-        Device and precision of the networks; by default, the smallest plan on a CPU.
-    relations : Relations, optional
-        Relations between the models; a model sees the largest crop that its card does not refuse.
+    `grid` and `dtype` are those of the voxels after rescale. Without a `placement`, it is the
+    smallest plan on a CPU. A model sees the largest crop that its card does not refuse.
     """
     from scanloom.inference import memory  # torch comes in here
 

@@ -72,23 +72,9 @@ def run_case(
 ) -> CaseRecord:
     """Read, segment, write and publish a case that is to run; see `Prepared.ended`.
 
-    Parameters
-    ----------
-    prepared : Prepared
-        The case.
-    make_predictors : callable
-        Function that returns the models; called when the scan is in memory.
-    target : OutputTarget
-        Output folder and key.
-    clock : StepTimer or None
-        Timer of each step.
-    source : SourceRecord or None
-        Source of the case, if the crosswalk does not have it yet.
-
-    Returns
-    -------
-    CaseRecord
-        No exception is raised: a failure is the `reason` of the record.
+    `make_predictors` returns the models; it is called when the scan is in memory. `source` is for a
+    case that the crosswalk does not have yet. No exception is raised: a failure is the `reason` of
+    the record.
     """
     case, clock = prepared.case, clock or StepTimer()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import psutil
 
 _POLL_INTERVAL_S = 0.02
+_CLEANER = "from multiprocessing.resource_tracker"
+_LEAKS = "ignore::UserWarning:multiprocessing.resource_tracker"
+"""Python's process that cleans up would warn of what the killed ones leave to it."""
 
 
 class StopRequest(threading.Event):
@@ -21,6 +25,8 @@ class StopRequest(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
+        if _LEAKS not in sys.warnoptions:
+            sys.warnoptions.append(_LEAKS)
         self._hand_back: Callable[[], None] | None = None
         self._ending = threading.Lock()
 
@@ -40,6 +46,9 @@ class StopRequest(threading.Event):
         that takes longer than `patience` seconds.
         """
         until = time.monotonic() + patience
+
+        # What other threads say of processes that are gone is no news
+        sys.unraisablehook = lambda _: None
 
         def end() -> None:
             with self._ending:  # several signals may end a run at the same moment
@@ -65,7 +74,7 @@ def kill_children(until: float) -> bool:
         # Again and again: a thread may be about to replace one that was killed
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                is_cleaner = any("multiprocessing.resource_tracker" in a for a in child.cmdline())
+                is_cleaner = any(a.startswith(_CLEANER) for a in child.cmdline())
                 (cleaner if is_cleaner else seen).add(child)
         alive = [child for child in seen if _is_alive(child)]
         if not alive:

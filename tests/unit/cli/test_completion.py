@@ -111,6 +111,7 @@ FURTHER = [
 CASES = [
     ("scanloom segment --prec", "--precision"),
     ("scanloom segment x -m ct_tissue --structures bone,soft", "bone,soft_tissue"),
+    ("scanloom segment --no-prec", "--no-precision"),
     *(pytest.param(*case, marks=pytest.mark.thorough) for case in FURTHER),
 ]
 

@@ -60,8 +60,9 @@ def test_what_people_write_stays(text):
         ("7.5 GiB", 15 * 2**29),
         (".5 MiB", 2**19),
         (" 900MB ", 900 * 10**6),
-        ("123", 123),
-        (123, 123),
+        ("12 B", 12),
+        ("8000000000", 8 * 10**9),
+        (8 * 10**9, 8 * 10**9),
     ],
 )
 def test_sizes_are_parsed(size: str | int, count: int) -> None:
@@ -69,7 +70,22 @@ def test_sizes_are_parsed(size: str | int, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", ["", "GB", "-1GB", "0", "nan", "8 apples", "8,5GB", "1.5.5GB", "8 GB or so", True, None]
+    "size",
+    [
+        "",
+        "GB",
+        "-1GB",
+        "0",
+        "16",
+        16,
+        "nan",
+        "8 apples",
+        "8,5GB",
+        "1.5.5GB",
+        "8 GB or so",
+        True,
+        None,
+    ],
 )
 def test_other_text_is_not_a_size(size: object) -> None:
     with pytest.raises(ValueError, match=r"such as 8GB, 7\.5GiB or 900MB"):

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -157,6 +158,25 @@ def test_a_run_of_another_host_has_died_when_it_says_nothing_for_a_minute(
 ) -> None:
     reported = Status("run", "collecting", host="elsewher", process=os.getpid())
     assert replace(reported, moment=time.time() - silent).as_observed().state == state
+
+
+def test_a_run_of_a_host_with_a_slow_clock_lives_as_long_as_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanloom.engine.monitor._NEXT_WRITE_S", 2.0)
+    slow = Status("run", "running", host="elsewher", moment=time.time() - 3600)
+    file, draft = tmp_path / "status.json", tmp_path / "draft"
+
+    def write(number: int = 0) -> None:
+        draft.write_text(json.dumps(asdict(replace(slow, moment=slow.moment + number))))
+        draft.replace(file)
+
+    write()
+    writer = threading.Timer(0.5, write, [1])
+    writer.start()
+    assert Status.observe(tmp_path).state == "running"
+    writer.join()
+    assert Status.observe(tmp_path).state == "died"
 
 
 def test_progress_of_a_run_that_died_goes(tmp_path: Path) -> None:

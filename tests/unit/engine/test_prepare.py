@@ -211,6 +211,19 @@ def test_structures_on_request_are_written_if_they_are_named(
     assert request.workflow.output_options.structures == tuple(written)
 
 
+def test_a_folder_of_a_model_is_the_same_in_all_working_folders(
+    model_with_one_on_request: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a worker that was started elsewhere, and of `report` on the workflow of a run."""
+    folder = model_with_one_on_request
+    monkeypatch.chdir(folder.parent)
+    request = Request.of(make_workflow(name="t", models=[f"./{folder.name}"]))
+    monkeypatch.chdir("/")
+
+    assert request.workflow.models == (str(folder),)
+    assert Request.of(request.workflow).digests == request.digests
+
+
 def test_the_published_workflow_of_a_run_names_the_structures_that_are_written(
     model_with_one_on_request: Path, tmp_path: Path
 ) -> None:

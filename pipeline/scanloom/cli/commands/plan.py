@@ -17,8 +17,9 @@ from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, f
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
-    from scanloom.engine.plan import RunPlan, SamplePlan
+    from scanloom.engine.plan import Range, RunPlan, SamplePlan
     from scanloom.io.index.sample import Estimate
 
 
@@ -64,18 +65,13 @@ def plan(scans: PlanOptions, output: RunOutputOptions, general: Reporting) -> No
                     workflow, paths, out, scans.sample, key, scope, archives=scans.archives
                 )
                 planned = estimated.plan
-        plain = {"schema": 1, "plan": {**asdict(planned), "todo": len(planned.todo)}}
-        if scans.sample is None:
-            print_result(
-                general.mode, lambda: plain, lambda: _show(table(planned), excluded_lines(planned))
-            )
-        else:
-            plain = {"schema": 1, "estimate": _plain(estimated), "sample": plain["plan"]}
-            print_result(
-                general.mode,
-                lambda: plain,
-                lambda: _show(estimate_table(estimated), estimated_exclusions(estimated)),
-            )
+        plain = {**asdict(planned), "todo": len(planned.todo)}
+        document: dict[str, Any] = {"schema": 1, "plan": plain}
+        rows, exclusions = table(planned), excluded_lines(planned)
+        if scans.sample is not None:
+            document = {"schema": 1, "estimate": _plain(estimated), "sample": plain}
+            rows, exclusions = estimate_table(estimated), estimated_exclusions(estimated)
+        print_result(general.mode, lambda: document, lambda: _show(rows, exclusions))
         # what a shard or a sample lacks, the rest may have
         is_whole = scans.shard is None and scans.sample is None
         has_files = planned.files["found"] > 0
@@ -110,7 +106,7 @@ def estimate_table(estimated: SamplePlan) -> RenderableType:
     """Return the cases, times, memory and notes that a sample tells of an archive, as a table."""
     from rich.table import Table
 
-    from scanloom.core import counted, format_bytes
+    from scanloom.core import counted
     from scanloom.engine.planning import format_range
 
     planned, rows = estimated.plan, Table.grid(padding=(0, 2))
@@ -127,21 +123,12 @@ def estimate_table(estimated: SamplePlan) -> RenderableType:
     rows.add_row("cases", f"{format_estimate(todo)} to do")
     if before.sampled:
         rows.add_row("", f"{format_estimate(before)} from before")
-    rows.add_row(
-        "device", f"{planned.device}, {planned.precision}; {counted(planned.workers, 'worker')}"
-    )
+    _add_device(rows, planned)
     if estimated.seconds is not None:
         rows.add_row("this run", f"{format_range(estimated.seconds)} on this machine")
     elif planned.todo:
         rows.add_row("this run", f"time unknown: {estimated.unknown}")
-    if estimated.written is not None:
-        low, high = (format_bytes(end) for end in estimated.written)
-        rows.add_row("results", low if low == high else f"{low} to {high}")
-    if planned.todo:
-        host = format_bytes(planned.totals.host)
-        rows.add_row("memory", f"{host} a worker for the largest scans of the sample")
-    if planned.totals.device:
-        rows.add_row("", f"{format_bytes(planned.totals.device)} on the device")
+    _add_sizes(rows, planned, estimated.written, "a worker for the largest scans of the sample")
     for note in estimated.notes:
         rows.add_row("", note)
     for note in planned.notes:
@@ -184,7 +171,7 @@ def table(planned: RunPlan) -> RenderableType:
     """Return the cases, times, memory and notes of a plan as a table."""
     from rich.table import Table
 
-    from scanloom.core import counted, format_bytes
+    from scanloom.core import counted
     from scanloom.engine.planning import format_range
 
     totals, todo = planned.totals, len(planned.todo)
@@ -193,9 +180,7 @@ def table(planned: RunPlan) -> RenderableType:
     rows.add_row("files", ", ".join(f"{count} {name}" for name, count in planned.files.items()))
     counts = f"{todo} to do, {planned.before} from before"
     rows.add_row("cases", f"{counts}, {planned.selected} in the archive")
-    rows.add_row(
-        "device", f"{planned.device}, {planned.precision}; {counted(planned.workers, 'worker')}"
-    )
+    _add_device(rows, planned)
     if todo and totals.seconds is None:
         rows.add_row("this run", f"time unknown: {totals.unknown}")
     elif todo and totals.seconds is not None:
@@ -208,16 +193,30 @@ def table(planned: RunPlan) -> RenderableType:
     if todo and totals.archive_seconds is not None and planned.selected > todo:
         duration = f"{format_range(totals.archive_seconds)} on this machine, if none were done yet"
         rows.add_row("whole archive", f"{duration}: {counted(planned.selected, 'case')}")
-    if totals.written is not None:
-        low, high = (format_bytes(end) for end in totals.written)
-        rows.add_row("results", low if low == high else f"{low} to {high}")
-    if todo:
-        rows.add_row("memory", f"{format_bytes(totals.host)} a worker")
-    if totals.device:
-        rows.add_row("", f"{format_bytes(totals.device)} on the device")
+    _add_sizes(rows, planned, totals.written, "a worker")
     for note in planned.notes:
         rows.add_row("", note)
     return rows
+
+
+def _add_device(rows: Table, planned: RunPlan) -> None:
+    from scanloom.core import counted
+
+    workers = counted(planned.workers, "worker")
+    rows.add_row("device", f"{planned.device}, {planned.precision}; {workers}")
+
+
+def _add_sizes(rows: Table, planned: RunPlan, written: Range | None, of_memory: str) -> None:
+    """Add the size of the results, and the memory of a worker and its device."""
+    from scanloom.core import format_bytes
+
+    if written is not None:
+        low, high = (format_bytes(end) for end in written)
+        rows.add_row("results", low if low == high else f"{low} to {high}")
+    if planned.todo:
+        rows.add_row("memory", f"{format_bytes(planned.totals.host)} {of_memory}")
+    if planned.totals.device:
+        rows.add_row("", f"{format_bytes(planned.totals.device)} on the device")
 
 
 def excluded_lines(planned: RunPlan) -> list[str]:

@@ -53,8 +53,9 @@ def report(
     """
     out = results.path
     with error_boundary(general.mode):
-        from scanloom.engine.results.rebuild_tables import has_runs, lacks_tables, rewrite_tables
+        from scanloom.engine.results.rebuild_tables import lacks_tables, rewrite_tables
         from scanloom.engine.results.tables import merge_shard_tables, write_case_tables
+        from scanloom.engine.run_files import run_folders
         from scanloom.io.identity import key_fingerprint
         from scanloom.io.output.layout import no_results
         from scanloom.io.system.disk_errors import output_error
@@ -72,7 +73,7 @@ def report(
                 behind = lacks_tables(out)
             elif behind:
                 behind = not rewrite_tables(out, _key_of(out, key.key), damaged)
-            elif not has_runs(out):
+            elif not run_folders(out):  # results of `segment` alone
                 write_case_tables(out, damaged)
             if has_bids(out):
                 write_bids(out, __version__, damaged)

@@ -36,6 +36,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         from scanloom.engine.run_files import run_folders
         from scanloom.io.output.layout import no_results, published_cases
         from scanloom.io.system.scratch_folders import DIED
+        from scanloom.review.verdicts.verdict import STATES
 
         out = results.path
         if not out.is_dir():
@@ -47,7 +48,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         # The newest first: a run that has just begun has no status yet
         for folder in reversed(run_folders(out)):
             try:
-                now = Status.read(folder).as_observed()
+                now = Status.observe(folder)
                 break
             except FileNotFoundError:
                 continue  # it has not written a status yet
@@ -75,7 +76,8 @@ def status(results: ResultsOptions, general: Reporting) -> None:
                 results = f"{counted(cases, 'result')} of `scanloom segment`, and no run."
                 console().print(f"{results} To look at the results: scanloom report {out}")
             if reviewed:
-                console().print(_totals(reviewed))
+                counts = (f"{n:,} {STATES[state]}" for state, n in reviewed.items())
+                console().print(f"Reviewed: {', '.join(counts)}.")
             if listens:
                 console().print(_listen_sentence(**listens))
             _print_outbox(outbox)
@@ -177,13 +179,6 @@ def _reviewed(out: Path) -> dict[str, int]:
     except ScanError as error:
         say(f"scanloom: {error.detail}; the verdicts were not counted.", err=True)
         return {}
-
-
-def _totals(reviewed: dict[str, int]) -> str:
-    """Return the numbers of reviewed cases as a sentence."""
-    from scanloom.review.verdicts.verdict import STATES
-
-    return f"Reviewed: {', '.join(f'{n:,} {STATES[state]}' for state, n in reviewed.items())}."
 
 
 def _damage(run: str) -> str:

@@ -68,11 +68,8 @@ def open_pool(
     from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits, SupervisorSetup
 
     launched, private = find_kind(kind), case_file.path.parent
-    models, digests, execution = (
-        request.workflow.models,
-        request.digests,
-        request.workflow.execution,
-    )
+    models, digests = request.workflow.models, request.digests
+    execution = request.workflow.execution
     held = contact.hold_handshake(child.output.out, models, digests, case_file.path, spool)
     limits = PoolLimits(
         launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,

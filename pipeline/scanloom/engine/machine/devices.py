@@ -79,13 +79,7 @@ def worker_environment(device: str, devices: Sequence[str]) -> dict[str, str]:
     """Return the environment variables of a worker: its GPU, and its share of the cores.
 
     Variables set by the user are kept, except for CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES.
-
-    Parameters
-    ----------
-    device : str
-        GPU of the worker, of `local_devices`.
-    devices : sequence of str
-        Those of all workers of this machine.
+    `device` is one of `devices`, those of all workers of this machine (`local_devices`).
     """
     share = str(max(1, core_count() // len(devices)))
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), share)

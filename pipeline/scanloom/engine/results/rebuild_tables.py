@@ -27,11 +27,6 @@ from scanloom.io.output.tabled_cases import MEASUREMENTS
 from scanloom.io.system.regular_files import read_regular_file
 
 
-def has_runs(out: Path) -> bool:
-    """Whether `scanloom run` made results; those of `segment` alone have no tables."""
-    return bool(run_folders(out))
-
-
 def lacks_tables(out: Path) -> bool:
     """Whether tables are missing or unreadable, or the newest run has not written its own.
 

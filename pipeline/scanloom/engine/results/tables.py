@@ -288,13 +288,8 @@ def write_case_tables(out: Path, damaged: set[str]) -> bool:
     """
     outdated = outdated_cases(out)
     tabled = TabledCases(out, outdated, (MEASUREMENTS, RADIOMICS))
-
     read = partial(_measured, outdated=outdated)
-
-    def is_whole(folder: Path) -> bool:
-        return next(iter_cases(out, read, damaged, [folder]), None) is not None
-
-    if tabled.is_up_to_date(is_whole):
+    if tabled.is_up_to_date(lambda folder: any(iter_cases(out, read, damaged, [folder]))):
         return False
     try:
         return _write_case_tables(out, tabled, outdated, damaged)
@@ -424,7 +419,7 @@ def _manifest_rows(
     key: bytes,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each file, with the outcome of its series, or else its own."""
-    outcome_of = _series_outcomes(left_out, endings)
+    find_ending, find_left_out = endings.finder(), left_out.finder()
     known: str | None = None
     of_known = "open", "", ""
     for path, header, reason, series in index.identities():
@@ -433,7 +428,10 @@ def _manifest_rows(
             outcome, detail = str(Reason[code].outcome), ""
         else:
             if series.id != known:  # else it is that of the file before
-                known, of_known = series.id, outcome_of(series.id)
+                known, of_known = series.id, ("open", "", "")
+                if outcomes := find_ending(known) or find_left_out(known)[-1:]:
+                    _, code, detail = _of_cases(outcomes)
+                    of_known = (Reason[code].outcome if code else "used"), code, detail
             outcome, code, detail = of_known
         yield {
             "file": manifest_file_id(path, header, key),
@@ -454,24 +452,6 @@ def _with_copies(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             if is_copy:
                 row["copy"] = copies[row["file"]] = copies.get(row["file"], 1) + 1
             yield row
-
-
-def _series_outcomes(
-    left_out: Outcomes, endings: Outcomes
-) -> Callable[[str], tuple[str, str, str]]:
-    """Return a function that gives outcome, reason and detail of a series by its id."""
-    find_ending, find_left_out = endings.finder(), left_out.finder()
-
-    def outcome_of(series: str) -> tuple[str, str, str]:
-        if of_cases := find_ending(series):
-            _, code, detail = _of_cases(of_cases)
-        elif outcomes := find_left_out(series):
-            _, code, detail = outcomes[-1]
-        else:
-            return "open", "", ""
-        return (Reason[code].outcome, code, detail) if code else ("used", "", "")
-
-    return outcome_of
 
 
 def _of_cases(outcomes: Sequence[Outcome]) -> Outcome:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -45,7 +44,7 @@ from scanloom.core import (
     is_slug,
     parse_bytes,
 )
-from scanloom.core.pages import duplicate_keys
+from scanloom.core.pages import read_yaml
 from scanloom.core.relations import Asymmetry, CropBy, ResultOf, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import DEVICES, EXTRAS, FeatureFamily, Modality, Radiomics, take
@@ -145,7 +144,6 @@ _EXPECTED = (
     ("float_", "a number"),
     ("bool_", "yes or no"),
     ("string_type", "text, in quotes where YAML sees yes, no or a number"),
-    ("invalid_key", "text, in quotes where YAML sees yes, no or a number"),
     ("tuple_type", "a word, or a list of them, in quotes where YAML sees yes, no or a number"),
     ("model_type", "keys and values"),
     ("dataclass_type", "keys and values"),
@@ -297,10 +295,7 @@ def _choices(annotation: object) -> list[str]:
     """Return the words of all Literals in an annotation."""
     if get_origin(annotation) is Literal:
         return [str(choice) for choice in get_args(annotation)]
-    arguments = get_args(annotation)
-    if annotation is None or isinstance(annotation, types.NoneType):
-        return []
-    return [choice for argument in arguments for choice in _choices(argument)]
+    return [choice for argument in get_args(annotation) for choice in _choices(argument)]
 
 
 def _checked_slug(value: str) -> str:
@@ -333,25 +328,23 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def _seconds(value: object) -> object:
-    """Return a number with a unit of time in seconds; plain numbers are kept as they are."""
+    """Return a duration in seconds: a number with a unit, HH:MM:SS or D-HH:MM:SS.
+
+    Plain numbers are kept as they are.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    text = value.strip() if isinstance(value, str) else ""
+    if (match := _WALLTIME.fullmatch(text)) is not None:  # as batch systems write it
+        days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    match = _DURATION.fullmatch(text)
     if match is not None and not match[2]:
         return value
     if match is None or match[2] not in _SECONDS:
         units = ", ".join(_SECONDS)
         raise ValueError(f"a number with one of the units {units}, such as 20 min")
     return float(match[1]) * _SECONDS[match[2]]
-
-
-def _walltime(value: object) -> object:
-    """Return a duration in seconds; HH:MM:SS and D-HH:MM:SS of batch systems are allowed too."""
-    match = _WALLTIME.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        return _seconds(value)
-    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _pattern(value: str) -> str:
@@ -366,9 +359,6 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(listed)]
 Seconds = Annotated[
     float, Field(gt=0), BeforeValidator(_seconds, json_schema_input_type=float | str)
-]
-Walltime = Annotated[
-    float, Field(gt=0), BeforeValidator(_walltime, json_schema_input_type=float | str)
 ]
 Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
 Count = Annotated[int, Field(ge=1)] | Literal["auto"]
@@ -455,7 +445,7 @@ class Cluster(Section, frozen=True):
 
     queue: str | None = Field(default=None, description="slurm: the partition")
     account: str | None = Field(default=None, description="slurm: account to charge")
-    walltime: Walltime | None = Field(
+    walltime: Seconds | None = Field(
         default=None, description="slurm: longest time of a job: 24 h, 1-00:00:00"
     )
     cores: int | None = Field(default=None, ge=1, description="slurm: CPU cores of a job")
@@ -647,9 +637,7 @@ def parse_page(text: bytes | str, model: type[P], reason: Reason) -> P:
         `reason`, with line, key, expected value and nearest valid word for each mistake.
     """
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        document = yaml.safe_load(text)
-        mistakes = duplicate_keys(node)
+        node, document, mistakes = read_yaml(text)
     except RecursionError as exc:
         detail = "not valid YAML: nested too deeply, or an alias contains itself or too much"
         raise ScanError(reason, detail) from exc

@@ -188,10 +188,7 @@ def criteria_of(selection: Selection, policy: Policy) -> Criteria:
 
 def mismatch(info: SeriesInfo, criteria: Criteria) -> str | None:
     """Return the detail of the first criterion that a series fails, None if it meets all."""
-    for detail, is_met in criteria:
-        if not is_met(info):
-            return detail
-    return None
+    return next((detail for detail, is_met in criteria if not is_met(info)), None)
 
 
 def _allowed(reason: Reason, policy: Policy) -> bool:

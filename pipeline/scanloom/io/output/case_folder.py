@@ -192,7 +192,7 @@ class CaseFolder:
         """Refuse to replace the result of another case: two processes may have chosen one name."""
         case = _case_of(self.path)
         if self.name != case and _case_of(target) not in (None, case):
-            detail = "a result of another scan was given this name meanwhile: run it again"
+            detail = "its folder has the result of another scan: run it again, or undo a renaming"
             raise ScanError(Reason.ID_TAKEN, detail)
 
     def _is_published(self, target: Path) -> bool:

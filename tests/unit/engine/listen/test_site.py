@@ -61,7 +61,7 @@ def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) 
         ("peers: [{title: A}]\naddress: pacs\n", "line 2: address: expected an address such as"),
         ("peers: [{title: A}, {title: A}]\n", "a title once among the peers"),
         ("peers: [{title: A}]\naddress: 0.0.0.0\n", "`addresses` for each peer, or `tls`"),
-        ("peers: [{title: A}]\nreserve: 20\n", "line 2: reserve: expected at least 1 MB, and a"),
+        ("peers: [{title: A}]\nreserve: 20\n", "line 2: reserve: expected a number and a unit"),
         ("peers: [{title: A}]\nchanged: last\n", "line 2: changed: expected one of newest, first"),
         ("peers: [{title: A}]\nlimits: {idle: 0}\n", "line 2: limits.idle: expected greater than"),
         ("- a\n", "a site is a mapping"),

@@ -60,6 +60,21 @@ def test_sizes_may_have_a_unit() -> None:
     assert workflow.execution.memory_limit == 3 << 29
 
 
+@pytest.mark.parametrize(
+    ("text", "number"), [("020", 20), ("0100", 100), ("100", 100), ("0x100", 256), ("00", 0)]
+)
+def test_a_number_with_zeros_before_it_is_decimal(text: str, number: int) -> None:
+    workflow = parse_workflow(f"{SMALL}select: {{min_spacing: {text}}}\n")
+
+    assert workflow.select.min_spacing == number
+
+
+def test_names_are_text_whatever_yaml_sees() -> None:
+    workflow = parse_workflow(SMALL + "results: {no: {model: a}, 1: {model: b}}\n")
+
+    assert list(workflow.results) == ["no", "1"]
+
+
 def test_a_workflow_is_frozen() -> None:
     workflow = parse_workflow(SMALL)
 
@@ -110,8 +125,11 @@ def test_a_workflow_is_frozen() -> None:
             SMALL + "channels:\n  T1[gd]:\n    modality: mr\n",
             "line 5: channels.T1[gd].modality: did you mean MR?",
         ),
-        (SMALL + "1: a\n", "line 3: 1: expected text, in quotes where YAML sees"),
-        (SMALL + "channels:\n  1: {}\n", "line 4: channels.1: expected text, in quotes"),
+        (SMALL + "1: a\n", "line 3: 1 is not a key here"),
+        (SMALL + "yes: a\n", "line 3: yes is not a key here"),
+        (SMALL + "execution:\n  no: 1\n", "line 4: execution.no is not a key here"),
+        (SMALL + "channels:\n  1: {a: b}\n", "line 4: channels.1.a is not a key here"),
+        (SMALL + "execution: {memory_limit: 16}\n", "a number and a unit, such as 8GB"),
         (SMALL + "results: {float: {side: left}}\n", "results.float.model is missing"),
         (SMALL + "crop_by: {tuple: {model: a, margin_mm: -1}}\n", "crop_by.tuple.margin_mm: expec"),
         (SMALL + "execution: {time_limit: 3 parsecs}\n", "one of the units s, min, h"),
