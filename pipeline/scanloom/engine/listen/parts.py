@@ -205,7 +205,8 @@ class ListenPart:
             return
         why = f"exit code {code}" if self.error is None else str(self.error)
         again = "" if self.is_ending else f"; started again in {self._pause:.0f} s"
-        LOG.error("the %s ended: %s%s", self.role, why, again)
+        # By itself in good order: such as before the certificate of its cluster expires
+        LOG.log(logging.ERROR if code else logging.INFO, "the %s ended: %s%s", self.role, why, again)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
     @property

@@ -189,6 +189,25 @@ def test_only_what_is_started_again_is_said_to_be(
     assert any("started again" in message for message in caplog.messages) == again
 
 
+def test_only_an_end_by_a_fault_is_an_error(
+    part: ListenPart, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker ends in good order once a year, and is started again."""
+    caplog.set_level(logging.INFO)
+    hear(part, ready={})
+    part._process.stdin.close()  # type: ignore[union-attr]  # `cat` ends
+    while part.runs:
+        part.read()
+    part._due = 0.0
+    part.keep()
+    part.signal(9)
+    while part.runs:
+        part.read()
+
+    assert caplog.messages[0] == "the worker ended: exit code 0; started again in 1 s"
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.ERROR]
+
+
 def test_one_that_reads_nothing_holds_up_nobody(part: ListenPart) -> None:
     part.signal(19)
     for _ in range(2000):
