@@ -1,4 +1,4 @@
-"""Deliver what an outbox holds to its targets, and clear from the spool what was delivered.
+"""Deliver what an outbox holds to its targets, and clear from the spool what has ended.
 
 A thread a target: one that is away, or says nothing, holds up no other. Reports of storage
 commitment are taken from the outbox, into which whoever received them puts them.
@@ -22,7 +22,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.nodes import check_installed, dicom_address, web_address
 from scanloom.engine.listen.outbox import DELIVERED, Line, Outbox, Proof, State, Trouble, case_name
 from scanloom.engine.listen.site import Site, Target
-from scanloom.engine.listen.spool import INCOMING, received_studies, remove_study
+from scanloom.engine.listen.spool import INCOMING, STUDIES, received_studies, remove_study
 from scanloom.engine.listen.studies import Queue, survey
 from scanloom.io.output.layout import case_folder
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -49,6 +49,8 @@ AGAIN_S = 10.0
 """Until deliveries begin again that could not, or ended by an error."""
 QUIET_S = 120.0
 """Nothing is cleared until so long after an object came, of whatever study."""
+KEPT_S = 30 * 24 * 3600.0
+"""How long it is known what became of a study that has left the spool."""
 LOG = logging.getLogger(__name__)
 
 
@@ -549,17 +551,20 @@ def committer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[], 
 # --- clearing -------------------------------------------------------------------------------------
 
 
-def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
-    """Remove from a spool the studies whose results were delivered some time ago.
+def clear_studies(spool: Path, outbox: Outbox, after: float, rules: str) -> int:
+    """Remove from a spool the studies that ended some time ago, and forget those that are gone.
 
-    A study stays if one of its newest results waits or was given up, while one of its scans is
-    worked on or is to be tried again, if an object came that the worker has not seen, and while
-    anything is received.
+    A study has ended once its newest results were delivered; one without any to deliver, when its
+    last object came. It stays if it failed without results, if a result waits or was given up,
+    while one of its scans is worked on or is to be tried again, if an object came that the worker
+    has not seen, and while anything is received.
 
     Parameters
     ----------
     after : float
-        Seconds since the last delivery.
+        Seconds since the end.
+    rules : str
+        Digest of the site's rules: others may have left a study out.
 
     Returns
     -------
@@ -579,28 +584,38 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     for line in (*outbox.open_lines(), *outbox.failed_lines()):
         undone.setdefault(line.study, []).append(line)
     removed, queue = 0, Queue(spool)
-    for folder in list(received_studies(spool)):
-        known = [*outbox.delivered_lines(folder.name), *undone.get(folder.name, ())]
+    studies = [folder.name for folder in received_studies(spool)]
+    for study in studies:
+        folder, state = spool / STUDIES / study, queue.read(study)
+        known = [*outbox.delivered_lines(study), *undone.get(study, ())]
         begun: dict[str, float] = {}  # by bytes: some lines only know an earlier time
         for line in known:
             begun[line.sha256] = max(line.begun, begun.get(line.sha256, 0.0))
         by_age = sorted(known, key=lambda line: begun[line.sha256])
         lines = {line.copy: line for line in by_age}.values()  # the newest of each
-        if not lines or any(line.state != DELIVERED for line in lines):
+        if any(line.state != DELIVERED for line in lines):
             continue
-        if time.time() - max(line.ended for line in lines) < after:
+        if lines:
+            ended = max(line.ended for line in lines)
+            read = min(begun[line.sha256] for line in lines)
+        elif state is not None and state.outcome in ("done", "no image", "no rule"):
+            ended = read = state.seen
+        else:
             continue
-        read = min(begun[line.sha256] for line in lines)
-        state = queue.read(folder.name)
+        if time.time() - ended < after:
+            continue
         # Times of files don't tell all: a clock may have been put back
         if state is not None and (
-            state.outcome == "begun" or state.images != survey(folder).digest
+            not state.is_over(rules) or state.images != survey(folder).digest
         ):
             continue
         if state is not None:  # the worker has seen what came until then: our own SEG, or the like
             read = max(read, math.nextafter(state.seen, math.inf))
-        if remove_study(spool, folder.name, read, QUIET_S):
+        if remove_study(spool, study, read, QUIET_S):
             removed += 1
-            if state is not None and queue.read(folder.name) == state:
-                queue.write(folder.name, replace(state, outcome="cleared", cleared=True))
+            if state is not None and queue.read(study) == state:
+                queue.write(study, replace(state, outcome="cleared", cleared=True))
+    since = time.time() - KEPT_S
+    queue.forget(since, studies)
+    outbox.forget(since, {*studies, *undone})
     return removed

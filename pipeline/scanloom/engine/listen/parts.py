@@ -206,7 +206,9 @@ class ListenPart:
         why = f"exit code {code}" if self.error is None else str(self.error)
         again = "" if self.is_ending else f"; started again in {self._pause:.0f} s"
         # By itself in good order: such as before the certificate of its cluster expires
-        LOG.log(logging.ERROR if code else logging.INFO, "the %s ended: %s%s", self.role, why, again)
+        LOG.log(
+            logging.ERROR if code else logging.INFO, "the %s ended: %s%s", self.role, why, again
+        )
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
     @property
@@ -289,10 +291,11 @@ def keep_parts(
     is_reachable = False
     try:
         site = setup.site
-        roles = {RECEIVER: True, WORKER: site.rules, DELIVERY: site.targets, PAGE: True}
-        parts += [
+        delivers = site.targets or site.clear_after is not None
+        roles = {RECEIVER: True, WORKER: site.rules, DELIVERY: delivers, PAGE: True}
+        parts.extend(  # one by one: if one can't be started, `_stop` ends those before it
             ListenPart(role, setup, selector) for role, is_needed in roles.items() if is_needed
-        ]
+        )
         looked = told = time.monotonic()
         while not end_requested():
             for selected, _ in selector.select(LOOK_S):
@@ -416,20 +419,19 @@ def _work(setup: Setup, lines: _Lines) -> None:
 
 
 def _deliver(setup: Setup, lines: _Lines) -> None:
-    from scanloom.engine.listen.delivery import clear_delivered, delivering
+    from scanloom.engine.listen.delivery import clear_studies, delivering
     from scanloom.engine.listen.outbox import Outbox, outbox_folder
     from scanloom.engine.listen.receive import end_requested
 
-    site, after = setup.site, setup.site.clear_after
+    site, after, rules = setup.site, setup.site.clear_after, setup.site.rules_digest
     outbox = Outbox(outbox_folder(setup.out), setup.key)
     with end_requested() as requested, delivering(site, outbox, lines.sign):
         lines.say({"ready": {}})
         pause = 0.0
         while not requested.wait(pause):
             pause = CLEAR_PAUSE_S
-            if after is not None and (removed := clear_delivered(setup.spool, outbox, after)):
-                studies = counted(removed, "study", "studies")
-                LOG.info("%s of delivered results removed from the spool", studies)
+            if after is not None and (removed := clear_studies(setup.spool, outbox, after, rules)):
+                LOG.info("%s removed from the spool", counted(removed, "study", "studies"))
 
 
 def _show(setup: Setup, lines: _Lines) -> None:

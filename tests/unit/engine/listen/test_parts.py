@@ -157,6 +157,23 @@ def test_a_receiver_with_metrics_has_the_process_that_writes_them(
         listen(Site.model_validate(page), tmp_path / "out", pytest.fail)
 
 
+def test_studies_are_cleared_without_targets_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the process that delivers, which was not there."""
+
+    def start(role: str, *_: object, **__: object) -> subprocess.Popen[bytes]:
+        if role in (parts.DELIVERY, parts.PAGE):
+            raise ScanError(Reason.DISK_FULL, f"no room to start the {role}")
+        return subprocess.Popen(["true"], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(parts, "start_part", start)
+    page = {"peers": [{"title": "PACS"}], "rules": [{"workflow": "a"}], "clear_after": "168 h"}
+    setup = Setup(Site.model_validate(page), tmp_path / "out", tmp_path / "spool", None)
+    with pytest.raises(ScanError, match="the delivery"):
+        parts.keep_parts(setup, pytest.fail, lambda: False)
+
+
 def test_one_that_loads_its_networks_is_not_silent(
     part: ListenPart, caplog: pytest.LogCaptureFixture
 ) -> None:
