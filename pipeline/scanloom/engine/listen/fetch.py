@@ -31,6 +31,7 @@ from scanloom.engine.listen.site import Site, Source
 from scanloom.engine.listen.spool import STUDIES, SUFFIX, IncomingFile, Spool
 from scanloom.io.dicom.header.header import pydicom_muted
 from scanloom.io.dicom.instance import Instance
+from scanloom.io.dicom.uids import is_uid
 from scanloom.io.identity import key_fingerprint, study_id
 from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.measurements import escape_formula
@@ -413,7 +414,7 @@ class _Fetch:
             raise ScanError(_reason_of(exc), f"{self.source.name}: {exc.reason}") from exc
         uids = sorted({each.study for each in studies})
         return [
-            FetchRow(number, {}, replace(keys, study=uid), question)
+            FetchRow(number, {}, replace(keys, study=uid), question, "" if is_uid(uid) else _NO_UID)
             for number, uid in enumerate(uids, 1)
         ]
 
@@ -713,11 +714,16 @@ def _reason_of(error: Exception) -> Reason:
     return Reason.SOURCE_AWAY if isinstance(error, UnreachableError) else Reason.NOT_FETCHED
 
 
+_NO_UID = "the source has a study whose StudyInstanceUID is no UID"
+
+
 def _fault_of(row: FetchRow, matches: Sequence[StudyFound]) -> StudyFetched | None:
     """Return why the studies that match a row are not fetched; None if they are."""
     if not matches:
         detail = "the source has nothing that matches"
         return StudyFetched(row, reason=Reason.NO_MATCH, detail=detail)
+    if not all(is_uid(found.study) for found in matches):
+        return StudyFetched(row, reason=Reason.NOT_FETCHED, detail=_NO_UID)
     if row.cells and several_patients([(x.patient, x.issuer, x.born) for x in matches]):
         detail = f"{counted(len(matches), 'study', 'studies')} of several patients match"
         return StudyFetched(row, reason=Reason.MATCH_AMBIGUOUS, detail=detail)

@@ -146,7 +146,7 @@ class StudyFound:
     Parameters
     ----------
     study : str
-        StudyInstanceUID.
+        StudyInstanceUID, which may be malformed.
     patient, issuer, born : str
         PatientID, IssuerOfPatientID and PatientBirthDate.
     """
@@ -266,7 +266,7 @@ def _text(answer: Dataset, name: str) -> str:
 
 def _study_found(answer: Dataset) -> StudyFound:
     names = ("PatientID", "IssuerOfPatientID", "PatientBirthDate", "StudyDescription")
-    return StudyFound(_uid(answer, "StudyInstanceUID"), *(_text(answer, name) for name in names))
+    return StudyFound(*(_text(answer, name) for name in ("StudyInstanceUID", *names)))
 
 
 def _series_found(answer: Dataset) -> SeriesFound:
