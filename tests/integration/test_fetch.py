@@ -320,6 +320,15 @@ def test_a_source_that_stops_in_the_middle_is_tried_again(
     assert same_data(files, kept(tmp_path / "out"))
 
 
+def test_a_source_that_starts_again_is_asked_again(files: list[Path], tmp_path: Path) -> None:
+    """Such as at night: three rows failed at once, and no more were asked for."""
+    with serving(files, ends_questions=2) as archive:
+        ended = fetch(tmp_path, archive, "--table", write_table(tmp_path, "A1", "A2"))
+
+    assert ended.code == 0, ended.err
+    assert same_data(files, kept(tmp_path / "out"))
+
+
 @pytest.mark.thorough
 def test_a_c_get_that_ends_the_association_becomes_a_c_move(
     files: list[Path], tmp_path: Path

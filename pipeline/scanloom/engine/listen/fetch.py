@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scanloom.core import Reason, ScanError, counted
 from scanloom.engine.listen.nodes import check_installed, dicom_address, make_finder, web_address
@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from scanloom.io.network.source import Finder, Pulse, SeriesRequest, StudyFound
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FETCHED, TABLE = "fetched", "fetched.csv"
 ATTEMPTS = 3
-"""At a series while the source does not answer."""
+"""At a row or a series while the source does not answer."""
 MAX_AWAY = 3
 """Rows in a row for which the source was away, after which it is asked no more."""
 LATE_S = 10.0
@@ -374,7 +375,7 @@ class _Fetch:
         self._landing = _Landing(spool)
         self._running: set[Any] = set()
         self._pulses: set[Pulse] = set()
-        self._away = 0
+        self._away, self._has_answered = 0, False
         if source.url is not None:
             self._web = web_address(source)
         else:
@@ -410,6 +411,7 @@ class _Fetch:
         try:
             with self._finder() as finder:
                 studies = finder.find_studies(keys)
+                self._has_answered = True
         except PeerError as exc:
             raise ScanError(_reason_of(exc), f"{self.source.name}: {exc.reason}") from exc
         uids = sorted({each.study for each in studies})
@@ -449,22 +451,25 @@ class _Fetch:
         """Fetch what a row names."""
         from scanloom.io.network.peer import PeerError, UnreachableError
 
+        def listed() -> StudyFetched | list[tuple[str, list[_SeriesState]]]:
+            with self._finder() as finder:
+                matches = finder.find_studies(row.keys)
+                self._has_answered = True
+                fault = _fault_of(row, matches)
+                return fault or [(x.study, self._list_series(finder, row, x)) for x in matches]
+
         if row.fault:
             return [self._report(StudyFetched(row, reason=Reason.ROW_INVALID, detail=row.fault))]
         if self._away >= MAX_AWAY:
             detail = "not asked: the source was away for the rows before"
             return [StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=detail)]
         try:
-            self._wait_for_hours()
-            with self._finder() as finder:
-                matches = finder.find_studies(row.keys)
-                fault = _fault_of(row, matches)
-                if fault is not None:
-                    self._away = 0
-                    return [self._report(fault)]
-                listed = [(x.study, self._list_series(finder, row, x)) for x in matches]
+            found = self._tried(listed)
+            if isinstance(found, StudyFetched):
+                self._away = 0
+                return [self._report(found)]
             # The association is not kept while objects come, or a night is waited for
-            studies = [self._study(row, study, series) for study, series in listed if series]
+            studies = [self._study(row, study, series) for study, series in found if series]
         except UnreachableError as exc:
             self._away += 1
             return [self._report(StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=exc.reason))]
@@ -554,29 +559,39 @@ class _Fetch:
         PeerError
             Why it did not; some may have come.
         """
-        from scanloom.io.network.peer import UnreachableError
         from scanloom.io.network.source import Pulse
 
         intake = _Intake(self, study, state.folder.name, Pulse(self.source.patience))
         self._pulses.add(intake.pulse)
+
+        def retrieve() -> None:
+            state.look()
+            try:
+                self._retrieve_once(intake, state)
+            finally:
+                intake.check_disk()
+
         try:
-            for attempt in range(1, ATTEMPTS + 1):
-                self._wait_for_hours()
-                try:
-                    self._retrieve_once(intake, state)
-                except UnreachableError:
-                    intake.check_disk()
-                    state.look()
-                    if self.end.is_set():
-                        raise EndedError from None
-                    if attempt == ATTEMPTS:
-                        raise
-                    if self.end.wait(self.source.retry):
-                        raise EndedError from None
-                else:
-                    return
+            self._tried(retrieve)
         finally:
             self._pulses.discard(intake.pulse)
+
+    def _tried(self, ask: Callable[[], T]) -> T:
+        """Return what the source gives; while it is away, ask again, if it has ever answered."""
+        from scanloom.io.network.peer import UnreachableError
+
+        attempt = 0
+        while True:
+            self._wait_for_hours()
+            attempt += 1
+            try:
+                return ask()
+            except UnreachableError:
+                if self.end.is_set():
+                    raise EndedError from None
+                if attempt == ATTEMPTS or not self._has_answered:
+                    raise
+            self.end.wait(self.source.retry)
 
     def _retrieve_once(self, intake: _Intake, state: _SeriesState) -> None:
         from scanloom.io.network import source as network
