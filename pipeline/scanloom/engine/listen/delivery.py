@@ -30,7 +30,6 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import lock_folder
 
 if TYPE_CHECKING:
-    from scanloom.io.network.peer import DicomAddress
     from scanloom.io.network.sender import Peer, Reference
 
 BATCH = 50
@@ -532,20 +531,11 @@ def committer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[], 
     ScanError
         ENVIRONMENT if certificates can't be read.
     """
-    if (committer := target.committer) is None:
+    if target.committer is None:
         return None
-    from scanloom.io.network.sender import DicomPeer
-
-    def address() -> DicomAddress:
-        return replace(
-            dicom_address(site.title, target),
-            title=committer.title,
-            address=committer.address or str(target.address),
-            port=committer.port,
-        )
-
-    address()
-    return lambda: DicomPeer(address(), (), lambda report: outbox.note(report, (target.name,)))
+    place = {name: value for name, value in target.committer if value is not None}
+    make = peer_maker(site, target.model_copy(update=place), outbox)
+    return lambda: make(())
 
 
 # --- clearing -------------------------------------------------------------------------------------
@@ -604,12 +594,11 @@ def clear_studies(spool: Path, outbox: Outbox, after: float, rules: str) -> int:
             continue
         if time.time() - ended < after:
             continue
-        # Times of files don't tell all: a clock may have been put back
-        if state is not None and (
-            not state.is_over(rules) or state.images != survey(folder).digest
-        ):
-            continue
-        if state is not None:  # the worker has seen what came until then: our own SEG, or the like
+        if state is not None:
+            # Times of files don't tell all: a clock may have been put back
+            if not state.is_over(rules) or state.images != survey(folder).digest:
+                continue
+            # The worker has seen what came until then: our own SEG, or the like
             read = max(read, math.nextafter(state.seen, math.inf))
         if remove_study(spool, study, read, QUIET_S):
             removed += 1

@@ -113,11 +113,6 @@ Tell = Callable[[str], None]
 """Receives a sentence without UIDs for the one who waits."""
 
 
-def fetched_folder(site: Site, out: Path) -> Path:
-    """Return the folder for what is fetched."""
-    return out / PRIVATE / FETCHED if site.fetched is None else Path(site.fetched)
-
-
 def fetch(
     site: Site,
     source: Source,
@@ -150,7 +145,7 @@ def fetch(
     secret = load_key_of(out, key)
     fingerprint = key_fingerprint(secret)
     open_output(out, fingerprint)
-    folder = fetched_folder(site, out)
+    folder = out / PRIVATE / FETCHED if site.fetched is None else Path(site.fetched)
     with disk_errors_as_scan_errors():
         make_private_folder(out)
         with private_folder(out, fingerprint):
@@ -458,8 +453,11 @@ class _Fetch:
                 fault = _fault_of(row, matches)
                 return fault or [(x.study, self._list_series(finder, row, x)) for x in matches]
 
+        def failed(reason: Reason, detail: str) -> list[StudyFetched]:
+            return [self._report(StudyFetched(row, reason=reason, detail=detail))]
+
         if row.fault:
-            return [self._report(StudyFetched(row, reason=Reason.ROW_INVALID, detail=row.fault))]
+            return failed(Reason.ROW_INVALID, row.fault)
         if self._away >= MAX_AWAY:
             detail = "not asked: the source was away for the rows before"
             return [StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=detail)]
@@ -472,10 +470,10 @@ class _Fetch:
             studies = [self._study(row, study, series) for study, series in found if series]
         except UnreachableError as exc:
             self._away += 1
-            return [self._report(StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=exc.reason))]
+            return failed(Reason.SOURCE_AWAY, exc.reason)
         except PeerError as exc:  # it answered
             self._away = 0
-            return [self._report(StudyFetched(row, reason=_reason_of(exc), detail=exc.reason))]
+            return failed(Reason.NOT_FETCHED, exc.reason)
         except EndedError:
             return []
         gone = any(each.reason is Reason.SOURCE_AWAY for each in studies)
@@ -483,7 +481,7 @@ class _Fetch:
         self._away = self._away + 1 if gone and not gave else 0
         if not studies and row.cells:
             detail = "none of its series is of this modality, or has these words"
-            return [self._report(StudyFetched(row, reason=Reason.NO_MATCH, detail=detail))]
+            return failed(Reason.NO_MATCH, detail)
         return [self._report(each) for each in studies]
 
     def _report(self, done: StudyFetched) -> StudyFetched:
@@ -526,26 +524,26 @@ class _Fetch:
         with lock:
             for state in states:
                 state.look()
+                if state.is_whole:
+                    continue
+                if not is_recorded:
+                    is_recorded = True
+                    of_study = {"study": study_id(study, self._key), "series": len(states)}
+                    self._audit.append("fetched", {"source": self.source.name, **of_study})
+                before, reason, why = len(state.here), Reason.NOT_FETCHED, ""
+                try:
+                    self._retrieve(study, state)
+                except PeerError as exc:
+                    reason, why = _reason_of(exc), f": {exc.reason}"
+                state.look()
+                new += len(state.here) - before
+                if state.is_whole:
+                    continue
                 fault = "the source does not say which objects a series has"
-                reason = Reason.NOT_FETCHED
-                if not state.is_whole:
-                    if not is_recorded:
-                        is_recorded = True
-                        of_study = {"study": study_id(study, self._key), "series": len(states)}
-                        self._audit.append("fetched", {"source": self.source.name, **of_study})
-                    before = len(state.here)
-                    why = ""
-                    try:
-                        self._retrieve(study, state)
-                    except PeerError as exc:
-                        reason, why = _reason_of(exc), f": {exc.reason}"
-                    state.look()
-                    new += len(state.here) - before
-                    if state.size:
-                        missing = counted(state.missing, "object")
-                        fault = f"{missing} of {state.size} did not come{why}"
-                if not state.is_whole:
-                    faults.append((reason, fault))
+                if state.size:
+                    missing = counted(state.missing, "object")
+                    fault = f"{missing} of {state.size} did not come{why}"
+                faults.append((reason, fault))
         whole = tuple(state.folder for state in states if state.is_whole)
         instances = sum(state.size for state in states)
         first = faults[0] if faults else (None, "")
