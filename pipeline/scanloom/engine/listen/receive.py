@@ -14,10 +14,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from scanloom.core import Reason, ScanError, printable
+from scanloom.engine.listen.nodes import check_installed
 from scanloom.engine.listen.outbox import Outbox, outbox_folder
 from scanloom.engine.listen.site import Node, Site, Target
 from scanloom.engine.listen.spool import Spool
-from scanloom.engine.machine.lean_imports import without_optional_imports
 from scanloom.io.dicom.header.header import pydicom_muted
 from scanloom.io.output.private import PRIVATE, check_links
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -65,12 +65,9 @@ def receive(
         NOT_INSTALLED without pynetdicom; ENVIRONMENT if the address or a certificate can't be used;
         LOCKED if another process receives into the spool; OUTPUT_UNWRITABLE, DISK_FULL.
     """
-    try:
-        with without_optional_imports():
-            from scanloom.io.network.receiver import Receiver
-    except ModuleNotFoundError as exc:
-        detail = "the receiver is not installed: pip install 'scanloom[hospital]'"
-        raise ScanError(Reason.NOT_INSTALLED, detail) from exc
+    check_installed(None)
+    from scanloom.io.network.receiver import Receiver
+
     outbox = Outbox(outbox_folder(out)) if site.targets else None
     options = receiver_options(site, outbox)
     folder = spool_folder(site, out)
