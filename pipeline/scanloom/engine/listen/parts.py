@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from pydantic import TypeAdapter
+
 from scanloom.core import Reason, ScanError, blame, counted, keep_memory_private, settle_in
 from scanloom.engine.listen.site import Site
 from scanloom.engine.worker.child_main import die_with_parent
@@ -70,6 +72,8 @@ class Setup:
 
     Parameters
     ----------
+    out, spool : Path
+        Absolute, as `key` is.
     key : Path or None
         File with the key of the case ids.
     """
@@ -81,26 +85,14 @@ class Setup:
 
     def to_json(self) -> str:
         """Return a line that `from_json` reads."""
-        document = {
-            "site": self.site.model_dump(mode="json", by_alias=True),
-            "out": str(self.out.absolute()),
-            "spool": str(self.spool.absolute()),
-            "key": None if self.key is None else str(self.key.absolute()),
-            "level": logging.getLogger(OURS).getEffectiveLevel(),
-            "parent": os.getpid(),
-        }
-        return json.dumps(document)
+        document = TypeAdapter(Setup).dump_python(self, mode="json", by_alias=True)
+        level = logging.getLogger(OURS).getEffectiveLevel()
+        return json.dumps({**document, "level": level, "parent": os.getpid()})
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Setup:
         """Return a setup from its document."""
-        key = document["key"]
-        return cls(
-            Site.model_validate(document["site"]),
-            Path(document["out"]),
-            Path(document["spool"]),
-            None if key is None else Path(key),
-        )
+        return TypeAdapter(cls).validate_python(document)
 
 
 def start_part(

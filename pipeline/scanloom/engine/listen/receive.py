@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -136,16 +136,13 @@ class OwnCertificates:
                     day = time.strftime("%Y-%m-%d", time.localtime(expires))
                     LOG.warning("the certificate of %s expires on %s: renew it", whose, day)
 
-    def _stamps_now(self) -> list[tuple[int, int] | None]:
-        """Return the state of each file of `tls`; None for one that can't be reached."""
-        stamps: list[tuple[int, int] | None] = []
+    def _stamps_now(self) -> dict[str, tuple[int, int]]:
+        """Return the state of each file of `tls` that can be reached."""
+        stamps = {}
         for path in () if self._site.tls is None else dict(self._site.tls).values():
-            try:
+            with suppress(OSError):
                 state = Path(path).stat()
-            except OSError:
-                stamps.append(None)
-            else:
-                stamps.append((state.st_mtime_ns, state.st_ino))
+                stamps[path] = state.st_mtime_ns, state.st_ino
         return stamps
 
 

@@ -146,17 +146,24 @@ def client_tls(
         ENVIRONMENT if a file can't be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Certificates of DICOM devices mostly name none: the authority is the site's own
     context.check_hostname = host is not None
+    load_certificates(context, "a peer", authorities, certificate, key)
+    return context
+
+
+def load_certificates(
+    context: ssl.SSLContext, whose: str, authorities: str, certificate: str | None, key: str | None
+) -> None:
+    """Load what a context trusts and shows; ENVIRONMENT if a file can't be read."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_verify_locations(authorities)
         if certificate is not None:
             context.load_cert_chain(certificate, key)
     except OSError as exc:  # ssl.SSLError is one
-        detail = f"a certificate of a peer, or its key, can't be read ({type(exc).__name__})"
+        detail = f"a certificate of {whose}, or its key, can't be read ({type(exc).__name__})"
         raise ScanError(Reason.ENVIRONMENT, detail) from exc
-    return context
 
 
 def tls_failure(error: BaseException | None) -> str:
