@@ -86,16 +86,7 @@ def deliver(
     """
     with _locked(outbox):
         stopping = threading.Event()
-        deliveries = [
-            _Delivery(
-                outbox,
-                target,
-                peer_maker(site, target, outbox),
-                committer_maker(site, target, outbox),
-                stopping,
-            )
-            for target in site.targets
-        ]
+        deliveries = [_Delivery(site, target, outbox, stopping) for target in site.targets]
         tidied = -math.inf
         try:
             while not end.is_set() and not is_done():
@@ -256,16 +247,10 @@ def _wait(target: Target, failures: int) -> float:
 class _Delivery:
     """Sends lines to a target, in one thread at a time."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        target: Target,
-        make_peer: Callable[[Sequence[Reference]], Peer],
-        make_committer: Callable[[], Peer] | None,
-        end: threading.Event,
-    ) -> None:
-        self.target, self._outbox, self._make, self._end = target, outbox, make_peer, end
-        self._make_committer = make_committer
+    def __init__(self, site: Site, target: Target, outbox: Outbox, end: threading.Event) -> None:
+        self.target, self._outbox, self._end = target, outbox, end
+        self._make = peer_maker(site, target, outbox)
+        self._make_committer = committer_maker(site, target, outbox)
         self._thread: threading.Thread | None = None
         self._peer: Peer | None = None
         self._commits_after = 0.0

@@ -537,13 +537,12 @@ class _Fetch:
                     reason, why = _reason_of(exc), f": {exc.reason}"
                 state.look()
                 new += len(state.here) - before
-                if state.is_whole:
-                    continue
                 fault = "the source does not say which objects a series has"
                 if state.size:
                     missing = counted(state.missing, "object")
                     fault = f"{missing} of {state.size} did not come{why}"
-                faults.append((reason, fault))
+                if not state.is_whole:
+                    faults.append((reason, fault))
         whole = tuple(state.folder for state in states if state.is_whole)
         instances = sum(state.size for state in states)
         first = faults[0] if faults else (None, "")

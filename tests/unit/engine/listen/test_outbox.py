@@ -22,7 +22,7 @@ from scanloom.engine.listen import delivery
 from scanloom.engine.listen import outbox as outbox_module
 from scanloom.engine.listen.delivery import KEPT_S, QUIET_S, _look, clear_studies, deliver
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, open_outbox, outbox_folder
-from scanloom.engine.listen.site import Target
+from scanloom.engine.listen.site import Site, Target
 from scanloom.engine.listen.spool import Spool, last_arrival
 from scanloom.engine.listen.studies import Queue, StudyState, survey
 from scanloom.engine.results import verify
@@ -175,8 +175,8 @@ def test_a_clock_that_was_put_forward_ends_no_wait_for_a_report(
         now = time.time() + month
         monkeypatch.setattr(time, "time", partial(float, now))
         lines = [line for line in again(outbox).open_lines() if line.due < now]
-        parts: Any = (outbox, target, list, None, threading.Event())
-        sending = delivery._Delivery(*parts)
+        site = Site(targets=(target,))
+        sending = delivery._Delivery(site, target, outbox, threading.Event())
         sending._confirm(peer, lines)  # type: ignore[arg-type]
         assert peer.asked == min(n + 1, 2)
 
