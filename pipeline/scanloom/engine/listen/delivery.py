@@ -250,7 +250,9 @@ class _Delivery:
     def __init__(self, site: Site, target: Target, outbox: Outbox, end: threading.Event) -> None:
         self.target, self._outbox, self._end = target, outbox, end
         self._make = peer_maker(site, target, outbox)
-        self._make_committer = committer_maker(site, target, outbox)
+        place = {name: value for name, value in target.committer or () if value is not None}
+        committer = target.model_copy(update=place)
+        self._make_committer = peer_maker(site, committer, outbox) if place else None
         self._thread: threading.Thread | None = None
         self._peer: Peer | None = None
         self._commits_after = 0.0
@@ -438,7 +440,7 @@ class _Delivery:
         transaction = str(generate_uid())
         self._outbox.ask(transaction, self.target.name, lines)
         make = self._make_committer
-        with nullcontext(peer) if make is None else make() as committer:
+        with nullcontext(peer) if make is None else make(()) as committer:
             committer.request_commitment(transaction, [reference_of(line) for line in lines])
             within = self.target.report_within
             due = time.time() + within
@@ -506,21 +508,6 @@ def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence
         references,
         lambda report: outbox.note(report, (target.name,)),
     )
-
-
-def committer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[], Peer] | None:
-    """Return a function that makes a peer to ask for commitment; None for that which stores.
-
-    Raises
-    ------
-    ScanError
-        ENVIRONMENT if certificates can't be read.
-    """
-    if target.committer is None:
-        return None
-    place = {name: value for name, value in target.committer if value is not None}
-    make = peer_maker(site, target.model_copy(update=place), outbox)
-    return lambda: make(())
 
 
 # --- clearing -------------------------------------------------------------------------------------

@@ -84,15 +84,10 @@ class Setup:
     key: Path | None
 
     def to_json(self) -> str:
-        """Return a line that `from_json` reads."""
+        """Return a line for the process of a part."""
         document = TypeAdapter(Setup).dump_python(self, mode="json", by_alias=True)
         level = logging.getLogger(OURS).getEffectiveLevel()
         return json.dumps({**document, "level": level, "parent": os.getpid()})
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Setup:
-        """Return a setup from its document."""
-        return TypeAdapter(cls).validate_python(document)
 
 
 def start_part(
@@ -478,7 +473,7 @@ def main() -> None:
         return  # it died while this process started
     lines = _Lines(os.dup(1))  # which others do not inherit
     os.dup2(2, 1)
-    setup = Setup.from_json(document)
+    setup = TypeAdapter(Setup).validate_python(document)
     logger = logging.getLogger(OURS)
     logging.root.addHandler(logging.NullHandler())  # other libraries' messages name patients
     logger.setLevel(max(int(document["level"]), logging.INFO))
