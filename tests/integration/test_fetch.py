@@ -197,6 +197,22 @@ def test_a_row_that_fails_has_its_reason_and_its_neighbours_go_on(
     assert "row 4: its accession_number is too long, or has a wildcard" in ended.err
 
 
+def test_a_study_without_a_uid_stops_no_other(files: list[Path], tmp_path: Path) -> None:
+    (nameless,) = write_studies(tmp_path / "more", "B1", slices=1)
+    ds = dcmread(nameless)
+    ds.StudyInstanceUID = ""
+    ds.save_as(nameless)
+    with serving([*files, nameless]) as archive:
+        ended = fetch(tmp_path, archive)
+        of_table = fetch(tmp_path, archive, "--table", write_table(tmp_path, "B1", "A1"))
+
+    assert (ended.code, of_table.code) == (1, 1)
+    assert "row 1: the source has a study whose StudyInstanceUID is no UID" in ended.err
+    assert "row 1: the source has a study whose StudyInstanceUID is no UID" in of_table.err
+    assert [row["reason"] for row in rows_of(tmp_path)] == ["NOT_FETCHED", ""]
+    assert same_data(files, kept(tmp_path / "out"))
+
+
 def test_a_source_that_ignores_keys_gives_no_other_study(files: list[Path], tmp_path: Path) -> None:
     with serving(files, ignores_keys=True) as archive:
         ended = fetch(tmp_path, archive, "--table", write_table(tmp_path, "A2"))
@@ -299,6 +315,15 @@ def test_a_source_that_stops_in_the_middle_is_tried_again(
 ) -> None:
     with serving(files, ends_after=2, breaks=2) as archive:
         ended = moving(tmp_path, archive, retrieve=how)
+
+    assert ended.code == 0, ended.err
+    assert same_data(files, kept(tmp_path / "out"))
+
+
+def test_a_source_that_starts_again_is_asked_again(files: list[Path], tmp_path: Path) -> None:
+    """Such as at night: three rows failed at once, and no more were asked for."""
+    with serving(files, ends_questions=2) as archive:
+        ended = fetch(tmp_path, archive, "--table", write_table(tmp_path, "A1", "A2"))
 
     assert ended.code == 0, ended.err
     assert same_data(files, kept(tmp_path / "out"))

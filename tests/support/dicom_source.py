@@ -48,6 +48,8 @@ class Archive:
         How many more instances of a series it says to have than it lists.
     ends_after : int or None
         Objects after which it ends an association.
+    ends_questions : int
+        How many questions about series it answers by ending the association.
     breaks : int
         How often it does so.
     silent_after : int or None
@@ -70,6 +72,7 @@ class Archive:
     callers: Sequence[str] = ()
     more: int = 0
     ends_after: int | None = None
+    ends_questions: int = 0
     breaks: int = 10**6
     silent_after: int | None = None
     broken: set[str] = field(default_factory=set)
@@ -112,6 +115,10 @@ class Archive:
         self.keys.append(question)
         self.asked[f"find {question.QueryRetrieveLevel}"] += 1
         names = LEVELS[question.QueryRetrieveLevel]
+        if question.QueryRetrieveLevel == "SERIES" and self.ends_questions:
+            self.ends_questions -= 1
+            event.assoc.abort()
+            return
         matching = self.matching(question)
         numbers = Counter(header.SeriesInstanceUID for _, header in matching)
         told = set()

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -66,7 +67,6 @@ def create_run_folder(
             name = _run_id(second + now % 1)  # the fraction tells it from runs that begin with it
     folder = out / RUNS / name
     folder.mkdir(parents=True)
-    write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
     versions: dict[str, Any] = {
         "python": platform.python_version(),
         **package_versions((*VERSIONED_PACKAGES, "distributed")),
@@ -74,7 +74,12 @@ def create_run_folder(
         "recipe": recipe,
         "shard": shard,
     }
-    write_json(folder / VERSIONS, versions)
+    try:
+        write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
+        write_json(folder / VERSIONS, versions)
+    except OSError:  # half a document, of a full disk, could not be read
+        shutil.rmtree(folder)
+        raise
     return name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -109,6 +110,19 @@ def test_runs_are_in_their_order_though_a_clock_is_set_back(
 
     assert [folder.name for folder in run_folders(out.folder)][1:] == names
     assert names[0].startswith("20261025T020001-")
+
+
+def test_a_run_that_finds_no_room_leaves_no_folder(out: Out) -> None:
+    """`verify` could not read what it left; a limit of sizes stands for the full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            create_run_folder(out.folder, out.workflow, [], "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert not run_folders(out.folder)
 
 
 @pytest.mark.parametrize(("ahead_s", "set_back_s"), [(600, 0), (0, 300)])

@@ -108,7 +108,7 @@ def fetch_wanted(options: SourceOptions, out: Path, key: Path | None, *, quiet: 
     modalities = values.names(options.modality.upper()) if options.modality else ()
     words = tuple((options.words or "").split())
     question = Question(options.date or ("", ""), modalities, words)
-    if options.table is None and question.is_empty:
+    if options.table is None and question == Question():
         problem = "missing: a table, or --date, --modality or --words; not all that the source has"
         raise typer.BadParameter(problem, param_hint="'--table'")
     site = read_site(options.site)

@@ -1,4 +1,4 @@
-"""Deliver what an outbox holds to its targets, and clear from the spool what was delivered.
+"""Deliver what an outbox holds to its targets, and clear from the spool what has ended.
 
 A thread a target: one that is away, or says nothing, holds up no other. Reports of storage
 commitment are taken from the outbox, into which whoever received them puts them.
@@ -22,7 +22,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.nodes import check_installed, dicom_address, web_address
 from scanloom.engine.listen.outbox import DELIVERED, Line, Outbox, Proof, State, Trouble, case_name
 from scanloom.engine.listen.site import Site, Target
-from scanloom.engine.listen.spool import INCOMING, received_studies, remove_study
+from scanloom.engine.listen.spool import INCOMING, STUDIES, received_studies, remove_study
 from scanloom.engine.listen.studies import Queue, survey
 from scanloom.io.output.layout import case_folder
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -30,7 +30,6 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import lock_folder
 
 if TYPE_CHECKING:
-    from scanloom.io.network.peer import DicomAddress
     from scanloom.io.network.sender import Peer, Reference
 
 BATCH = 50
@@ -49,6 +48,8 @@ AGAIN_S = 10.0
 """Until deliveries begin again that could not, or ended by an error."""
 QUIET_S = 120.0
 """Nothing is cleared until so long after an object came, of whatever study."""
+KEPT_S = 30 * 24 * 3600.0
+"""How long it is known what became of a study that has left the spool."""
 LOG = logging.getLogger(__name__)
 
 
@@ -85,16 +86,7 @@ def deliver(
     """
     with _locked(outbox):
         stopping = threading.Event()
-        deliveries = [
-            _Delivery(
-                outbox,
-                target,
-                peer_maker(site, target, outbox),
-                committer_maker(site, target, outbox),
-                stopping,
-            )
-            for target in site.targets
-        ]
+        deliveries = [_Delivery(site, target, outbox, stopping) for target in site.targets]
         tidied = -math.inf
         try:
             while not end.is_set() and not is_done():
@@ -255,16 +247,12 @@ def _wait(target: Target, failures: int) -> float:
 class _Delivery:
     """Sends lines to a target, in one thread at a time."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        target: Target,
-        make_peer: Callable[[Sequence[Reference]], Peer],
-        make_committer: Callable[[], Peer] | None,
-        end: threading.Event,
-    ) -> None:
-        self.target, self._outbox, self._make, self._end = target, outbox, make_peer, end
-        self._make_committer = make_committer
+    def __init__(self, site: Site, target: Target, outbox: Outbox, end: threading.Event) -> None:
+        self.target, self._outbox, self._end = target, outbox, end
+        self._make = peer_maker(site, target, outbox)
+        place = {name: value for name, value in target.committer or () if value is not None}
+        committer = target.model_copy(update=place)
+        self._make_committer = peer_maker(site, committer, outbox) if place else None
         self._thread: threading.Thread | None = None
         self._peer: Peer | None = None
         self._commits_after = 0.0
@@ -452,7 +440,7 @@ class _Delivery:
         transaction = str(generate_uid())
         self._outbox.ask(transaction, self.target.name, lines)
         make = self._make_committer
-        with nullcontext(peer) if make is None else make() as committer:
+        with nullcontext(peer) if make is None else make(()) as committer:
             committer.request_commitment(transaction, [reference_of(line) for line in lines])
             within = self.target.report_within
             due = time.time() + within
@@ -522,44 +510,23 @@ def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence
     )
 
 
-def committer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[], Peer] | None:
-    """Return a function that makes a peer to ask for commitment; None for that which stores.
-
-    Raises
-    ------
-    ScanError
-        ENVIRONMENT if certificates can't be read.
-    """
-    if (committer := target.committer) is None:
-        return None
-    from scanloom.io.network.sender import DicomPeer
-
-    def address() -> DicomAddress:
-        return replace(
-            dicom_address(site.title, target),
-            title=committer.title,
-            address=committer.address or str(target.address),
-            port=committer.port,
-        )
-
-    address()
-    return lambda: DicomPeer(address(), (), lambda report: outbox.note(report, (target.name,)))
-
-
 # --- clearing -------------------------------------------------------------------------------------
 
 
-def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
-    """Remove from a spool the studies whose results were delivered some time ago.
+def clear_studies(spool: Path, outbox: Outbox, after: float, rules: str) -> int:
+    """Remove from a spool the studies that ended some time ago, and forget those that are gone.
 
-    A study stays if one of its newest results waits or was given up, while one of its scans is
-    worked on or is to be tried again, if an object came that the worker has not seen, and while
-    anything is received.
+    A study has ended once its newest results were delivered; one without any to deliver, when its
+    last object came. It stays if it failed without results, if a result waits or was given up,
+    while one of its scans is worked on or is to be tried again, if an object came that the worker
+    has not seen, and while anything is received.
 
     Parameters
     ----------
     after : float
-        Seconds since the last delivery.
+        Seconds since the end.
+    rules : str
+        Digest of the site's rules: others may have left a study out.
 
     Returns
     -------
@@ -579,28 +546,37 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     for line in (*outbox.open_lines(), *outbox.failed_lines()):
         undone.setdefault(line.study, []).append(line)
     removed, queue = 0, Queue(spool)
-    for folder in list(received_studies(spool)):
-        known = [*outbox.delivered_lines(folder.name), *undone.get(folder.name, ())]
+    studies = [folder.name for folder in received_studies(spool)]
+    for study in studies:
+        folder, state = spool / STUDIES / study, queue.read(study)
+        known = [*outbox.delivered_lines(study), *undone.get(study, ())]
         begun: dict[str, float] = {}  # by bytes: some lines only know an earlier time
         for line in known:
             begun[line.sha256] = max(line.begun, begun.get(line.sha256, 0.0))
         by_age = sorted(known, key=lambda line: begun[line.sha256])
         lines = {line.copy: line for line in by_age}.values()  # the newest of each
-        if not lines or any(line.state != DELIVERED for line in lines):
+        if any(line.state != DELIVERED for line in lines):
             continue
-        if time.time() - max(line.ended for line in lines) < after:
+        if lines:
+            ended = max(line.ended for line in lines)
+            read = min(begun[line.sha256] for line in lines)
+        elif state is not None and state.outcome in ("done", "no image", "no rule"):
+            ended = read = state.seen
+        else:
             continue
-        read = min(begun[line.sha256] for line in lines)
-        state = queue.read(folder.name)
-        # Times of files don't tell all: a clock may have been put back
-        if state is not None and (
-            state.outcome == "begun" or state.images != survey(folder).digest
-        ):
+        if time.time() - ended < after:
             continue
-        if state is not None:  # the worker has seen what came until then: our own SEG, or the like
+        if state is not None:
+            # Times of files don't tell all: a clock may have been put back
+            if not state.is_over(rules) or state.images != survey(folder).digest:
+                continue
+            # The worker has seen what came until then: our own SEG, or the like
             read = max(read, math.nextafter(state.seen, math.inf))
-        if remove_study(spool, folder.name, read, QUIET_S):
+        if remove_study(spool, study, read, QUIET_S):
             removed += 1
-            if state is not None and queue.read(folder.name) == state:
-                queue.write(folder.name, replace(state, outcome="cleared", cleared=True))
+            if state is not None and queue.read(study) == state:
+                queue.write(study, replace(state, outcome="cleared", cleared=True))
+    since = time.time() - KEPT_S
+    queue.forget(since, studies)
+    outbox.forget(since, {*studies, *undone})
     return removed

@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scanloom.core import Reason, ScanError, counted
 from scanloom.engine.listen.nodes import check_installed, dicom_address, make_finder, web_address
@@ -31,6 +31,7 @@ from scanloom.engine.listen.site import Site, Source
 from scanloom.engine.listen.spool import STUDIES, SUFFIX, IncomingFile, Spool
 from scanloom.io.dicom.header.header import pydicom_muted
 from scanloom.io.dicom.instance import Instance
+from scanloom.io.dicom.uids import is_uid
 from scanloom.io.identity import key_fingerprint, study_id
 from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.measurements import escape_formula
@@ -44,10 +45,11 @@ if TYPE_CHECKING:
     from scanloom.io.network.source import Finder, Pulse, SeriesRequest, StudyFound
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FETCHED, TABLE = "fetched", "fetched.csv"
 ATTEMPTS = 3
-"""At a series while the source does not answer."""
+"""At a row or a series while the source does not answer."""
 MAX_AWAY = 3
 """Rows in a row for which the source was away, after which it is asked no more."""
 LATE_S = 10.0
@@ -111,11 +113,6 @@ Tell = Callable[[str], None]
 """Receives a sentence without UIDs for the one who waits."""
 
 
-def fetched_folder(site: Site, out: Path) -> Path:
-    """Return the folder for what is fetched."""
-    return out / PRIVATE / FETCHED if site.fetched is None else Path(site.fetched)
-
-
 def fetch(
     site: Site,
     source: Source,
@@ -148,7 +145,7 @@ def fetch(
     secret = load_key_of(out, key)
     fingerprint = key_fingerprint(secret)
     open_output(out, fingerprint)
-    folder = fetched_folder(site, out)
+    folder = out / PRIVATE / FETCHED if site.fetched is None else Path(site.fetched)
     with disk_errors_as_scan_errors():
         make_private_folder(out)
         with private_folder(out, fingerprint):
@@ -373,7 +370,7 @@ class _Fetch:
         self._landing = _Landing(spool)
         self._running: set[Any] = set()
         self._pulses: set[Pulse] = set()
-        self._away = 0
+        self._away, self._has_answered = 0, False
         if source.url is not None:
             self._web = web_address(source)
         else:
@@ -409,11 +406,12 @@ class _Fetch:
         try:
             with self._finder() as finder:
                 studies = finder.find_studies(keys)
+                self._has_answered = True
         except PeerError as exc:
             raise ScanError(_reason_of(exc), f"{self.source.name}: {exc.reason}") from exc
         uids = sorted({each.study for each in studies})
         return [
-            FetchRow(number, {}, replace(keys, study=uid), question)
+            FetchRow(number, {}, replace(keys, study=uid), question, "" if is_uid(uid) else _NO_UID)
             for number, uid in enumerate(uids, 1)
         ]
 
@@ -448,28 +446,34 @@ class _Fetch:
         """Fetch what a row names."""
         from scanloom.io.network.peer import PeerError, UnreachableError
 
+        def listed() -> StudyFetched | list[tuple[str, list[_SeriesState]]]:
+            with self._finder() as finder:
+                matches = finder.find_studies(row.keys)
+                self._has_answered = True
+                fault = _fault_of(row, matches)
+                return fault or [(x.study, self._list_series(finder, row, x)) for x in matches]
+
+        def failed(reason: Reason, detail: str) -> list[StudyFetched]:
+            return [self._report(StudyFetched(row, reason=reason, detail=detail))]
+
         if row.fault:
-            return [self._report(StudyFetched(row, reason=Reason.ROW_INVALID, detail=row.fault))]
+            return failed(Reason.ROW_INVALID, row.fault)
         if self._away >= MAX_AWAY:
             detail = "not asked: the source was away for the rows before"
             return [StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=detail)]
         try:
-            self._wait_for_hours()
-            with self._finder() as finder:
-                matches = finder.find_studies(row.keys)
-                fault = _fault_of(row, matches)
-                if fault is not None:
-                    self._away = 0
-                    return [self._report(fault)]
-                listed = [(x.study, self._list_series(finder, row, x)) for x in matches]
+            found = self._tried(listed)
+            if isinstance(found, StudyFetched):
+                self._away = 0
+                return [self._report(found)]
             # The association is not kept while objects come, or a night is waited for
-            studies = [self._study(row, study, series) for study, series in listed if series]
+            studies = [self._study(row, study, series) for study, series in found if series]
         except UnreachableError as exc:
             self._away += 1
-            return [self._report(StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=exc.reason))]
+            return failed(Reason.SOURCE_AWAY, exc.reason)
         except PeerError as exc:  # it answered
             self._away = 0
-            return [self._report(StudyFetched(row, reason=_reason_of(exc), detail=exc.reason))]
+            return failed(Reason.NOT_FETCHED, exc.reason)
         except EndedError:
             return []
         gone = any(each.reason is Reason.SOURCE_AWAY for each in studies)
@@ -477,7 +481,7 @@ class _Fetch:
         self._away = self._away + 1 if gone and not gave else 0
         if not studies and row.cells:
             detail = "none of its series is of this modality, or has these words"
-            return [self._report(StudyFetched(row, reason=Reason.NO_MATCH, detail=detail))]
+            return failed(Reason.NO_MATCH, detail)
         return [self._report(each) for each in studies]
 
     def _report(self, done: StudyFetched) -> StudyFetched:
@@ -520,24 +524,23 @@ class _Fetch:
         with lock:
             for state in states:
                 state.look()
+                if state.is_whole:
+                    continue
+                if not is_recorded:
+                    is_recorded = True
+                    of_study = {"study": study_id(study, self._key), "series": len(states)}
+                    self._audit.append("fetched", {"source": self.source.name, **of_study})
+                before, reason, why = len(state.here), Reason.NOT_FETCHED, ""
+                try:
+                    self._retrieve(study, state)
+                except PeerError as exc:
+                    reason, why = _reason_of(exc), f": {exc.reason}"
+                state.look()
+                new += len(state.here) - before
                 fault = "the source does not say which objects a series has"
-                reason = Reason.NOT_FETCHED
-                if not state.is_whole:
-                    if not is_recorded:
-                        is_recorded = True
-                        of_study = {"study": study_id(study, self._key), "series": len(states)}
-                        self._audit.append("fetched", {"source": self.source.name, **of_study})
-                    before = len(state.here)
-                    why = ""
-                    try:
-                        self._retrieve(study, state)
-                    except PeerError as exc:
-                        reason, why = _reason_of(exc), f": {exc.reason}"
-                    state.look()
-                    new += len(state.here) - before
-                    if state.size:
-                        missing = counted(state.missing, "object")
-                        fault = f"{missing} of {state.size} did not come{why}"
+                if state.size:
+                    missing = counted(state.missing, "object")
+                    fault = f"{missing} of {state.size} did not come{why}"
                 if not state.is_whole:
                     faults.append((reason, fault))
         whole = tuple(state.folder for state in states if state.is_whole)
@@ -553,29 +556,39 @@ class _Fetch:
         PeerError
             Why it did not; some may have come.
         """
-        from scanloom.io.network.peer import UnreachableError
         from scanloom.io.network.source import Pulse
 
         intake = _Intake(self, study, state.folder.name, Pulse(self.source.patience))
         self._pulses.add(intake.pulse)
+
+        def retrieve() -> None:
+            state.look()
+            try:
+                self._retrieve_once(intake, state)
+            finally:
+                intake.check_disk()
+
         try:
-            for attempt in range(1, ATTEMPTS + 1):
-                self._wait_for_hours()
-                try:
-                    self._retrieve_once(intake, state)
-                except UnreachableError:
-                    intake.check_disk()
-                    state.look()
-                    if self.end.is_set():
-                        raise EndedError from None
-                    if attempt == ATTEMPTS:
-                        raise
-                    if self.end.wait(self.source.retry):
-                        raise EndedError from None
-                else:
-                    return
+            self._tried(retrieve)
         finally:
             self._pulses.discard(intake.pulse)
+
+    def _tried(self, ask: Callable[[], T]) -> T:
+        """Return what the source gives; while it is away, ask again, if it has ever answered."""
+        from scanloom.io.network.peer import UnreachableError
+
+        attempt = 0
+        while True:
+            self._wait_for_hours()
+            attempt += 1
+            try:
+                return ask()
+            except UnreachableError:
+                if self.end.is_set():
+                    raise EndedError from None
+                if attempt == ATTEMPTS or not self._has_answered:
+                    raise
+            self.end.wait(self.source.retry)
 
     def _retrieve_once(self, intake: _Intake, state: _SeriesState) -> None:
         from scanloom.io.network import source as network
@@ -713,11 +726,16 @@ def _reason_of(error: Exception) -> Reason:
     return Reason.SOURCE_AWAY if isinstance(error, UnreachableError) else Reason.NOT_FETCHED
 
 
+_NO_UID = "the source has a study whose StudyInstanceUID is no UID"
+
+
 def _fault_of(row: FetchRow, matches: Sequence[StudyFound]) -> StudyFetched | None:
     """Return why the studies that match a row are not fetched; None if they are."""
     if not matches:
         detail = "the source has nothing that matches"
         return StudyFetched(row, reason=Reason.NO_MATCH, detail=detail)
+    if not all(is_uid(found.study) for found in matches):
+        return StudyFetched(row, reason=Reason.NOT_FETCHED, detail=_NO_UID)
     if row.cells and several_patients([(x.patient, x.issuer, x.born) for x in matches]):
         detail = f"{counted(len(matches), 'study', 'studies')} of several patients match"
         return StudyFetched(row, reason=Reason.MATCH_AMBIGUOUS, detail=detail)

@@ -43,5 +43,6 @@ def listen(
     from scanloom.engine.listen.work import read_requests
 
     read_requests(site)  # mistakes in workflows are told before anything is started
+    out, key = out.absolute(), key and key.absolute()
     with end_requested() as requested:
         keep_parts(Setup(site, out, spool_folder(site, out), key), tell, requested.is_set)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from scanloom.io.network.source import DicomFinder, WebSource
 
 
-def check_installed(node: Node) -> None:
-    """Import what is needed for a node.
+def check_installed(node: Node | None) -> None:
+    """Import what is needed for a node, or to receive.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def check_installed(node: Node) -> None:
     try:
         with without_optional_imports():
             from scanloom.io.network.peer import WebConnection
-        if node.url is not None:
+        if node is not None and node.url is not None:
             show_modules("requests")
             WebConnection(node.url, None, None, node.patience)
     except ModuleNotFoundError as exc:

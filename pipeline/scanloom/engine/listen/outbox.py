@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
@@ -206,7 +207,7 @@ class Outbox:
             Its name.
         begun : float, optional
             When its scan was read, seconds since 1970; by default an earlier time, so that
-            `clear_delivered` keeps studies that came shortly before.
+            `clear_studies` keeps studies that came shortly before.
 
         Returns
         -------
@@ -278,17 +279,26 @@ class Outbox:
         for each in folders:
             yield from _lines_in(each)
 
+    def forget(self, since: float, studies: Iterable[str]) -> None:
+        """Remove the lines of studies that were delivered before a time, but not of some."""
+        kept = {_study_folder(study).name for study in studies}
+        for folder in (self.folder / DELIVERED).glob("??/*"):
+            if folder.name not in kept and folder.stat().st_mtime < since:
+                shutil.rmtree(folder)
+
     def state(self) -> OutboxState:
         """Return what it holds; of a study's delivered lines once, since they never change."""
         waiting, given_up = self.open_lines(), self.failed_lines()
         counts: dict[str, Counter[str]] = {}
+        before, self._delivered = self._delivered, {}
         for folder in (self.folder / DELIVERED).glob("??/*"):
-            seen, known = state_of(folder), self._delivered.get(folder.name)
-            if known is None or known[0] != seen or seen < 0:
-                proofs = Counter((each.target, each.proof) for each in _lines_in(folder))
-                self._delivered[folder.name] = known = seen, proofs
-            for (target, proof), number in known[1].items():
-                counts.setdefault(target, Counter())[proof] += number
+            with suppress(FileNotFoundError):  # forgotten just now
+                seen, known = state_of(folder), before.get(folder.name)
+                if known is None or known[0] != seen or seen < 0:
+                    known = seen, Counter((each.target, each.proof) for each in _lines_in(folder))
+                self._delivered[folder.name] = known
+                for (target, proof), number in known[1].items():
+                    counts.setdefault(target, Counter())[proof] += number
         newest: dict[tuple[str, str, str], float] = {}
         for line in (*waiting, *given_up):
             newest[line.copy] = max(line.added, newest.get(line.copy, 0.0))

@@ -53,19 +53,17 @@ def own_status(out: Path, role: str) -> Iterator[Callable[[str], None]]:
     At the end of the block, the last status says that the process has ended, if one was written.
     """
     said: str | None = None
-    told, failed = -math.inf, False
+    told, fault = -math.inf, ""
 
     def write(trouble: str, *, has_ended: bool = False) -> None:
-        nonlocal failed
-        now = time.time()
+        nonlocal fault
+        now, before, fault = time.time(), fault, ""
         try:
             write_own_status(out, now, now + EVERY_S, {role: trouble}, has_ended=has_ended)
         except (OSError, ScanError) as exc:  # receiving goes on
-            if not failed:
-                LOG.warning("the status can't be written (%s)", type(exc).__name__)
-            failed = True
-        else:
-            failed = False
+            fault = type(exc).__name__
+            if not before:
+                LOG.warning("the status can't be written (%s)", fault)
 
     def say(trouble: str) -> None:
         nonlocal said, told

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from pydantic import TypeAdapter
+
 from scanloom.core import Reason, ScanError, blame, counted, keep_memory_private, settle_in
 from scanloom.engine.listen.site import Site
 from scanloom.engine.worker.child_main import die_with_parent
@@ -70,6 +72,8 @@ class Setup:
 
     Parameters
     ----------
+    out, spool : Path
+        Absolute, as `key` is.
     key : Path or None
         File with the key of the case ids.
     """
@@ -80,27 +84,10 @@ class Setup:
     key: Path | None
 
     def to_json(self) -> str:
-        """Return a line that `from_json` reads."""
-        document = {
-            "site": self.site.model_dump(mode="json", by_alias=True),
-            "out": str(self.out.absolute()),
-            "spool": str(self.spool.absolute()),
-            "key": None if self.key is None else str(self.key.absolute()),
-            "level": logging.getLogger(OURS).getEffectiveLevel(),
-            "parent": os.getpid(),
-        }
-        return json.dumps(document)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Setup:
-        """Return a setup from its document."""
-        key = document["key"]
-        return cls(
-            Site.model_validate(document["site"]),
-            Path(document["out"]),
-            Path(document["spool"]),
-            None if key is None else Path(key),
-        )
+        """Return a line for the process of a part."""
+        document = TypeAdapter(Setup).dump_python(self, mode="json", by_alias=True)
+        level = logging.getLogger(OURS).getEffectiveLevel()
+        return json.dumps({**document, "level": level, "parent": os.getpid()})
 
 
 def start_part(
@@ -205,7 +192,10 @@ class ListenPart:
             return
         why = f"exit code {code}" if self.error is None else str(self.error)
         again = "" if self.is_ending else f"; started again in {self._pause:.0f} s"
-        LOG.error("the %s ended: %s%s", self.role, why, again)
+        # By itself in good order: such as before the certificate of its cluster expires
+        LOG.log(
+            logging.ERROR if code else logging.INFO, "the %s ended: %s%s", self.role, why, again
+        )
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
     @property
@@ -288,10 +278,11 @@ def keep_parts(
     is_reachable = False
     try:
         site = setup.site
-        roles = {RECEIVER: True, WORKER: site.rules, DELIVERY: site.targets, PAGE: True}
-        parts += [
+        delivers = site.targets or site.clear_after is not None
+        roles = {RECEIVER: True, WORKER: site.rules, DELIVERY: delivers, PAGE: True}
+        parts.extend(  # one by one: if one can't be started, `_stop` ends those before it
             ListenPart(role, setup, selector) for role, is_needed in roles.items() if is_needed
-        ]
+        )
         looked = told = time.monotonic()
         while not end_requested():
             for selected, _ in selector.select(LOOK_S):
@@ -415,20 +406,19 @@ def _work(setup: Setup, lines: _Lines) -> None:
 
 
 def _deliver(setup: Setup, lines: _Lines) -> None:
-    from scanloom.engine.listen.delivery import clear_delivered, delivering
+    from scanloom.engine.listen.delivery import clear_studies, delivering
     from scanloom.engine.listen.outbox import Outbox, outbox_folder
     from scanloom.engine.listen.receive import end_requested
 
-    site, after = setup.site, setup.site.clear_after
+    site, after, rules = setup.site, setup.site.clear_after, setup.site.rules_digest
     outbox = Outbox(outbox_folder(setup.out), setup.key)
     with end_requested() as requested, delivering(site, outbox, lines.sign):
         lines.say({"ready": {}})
         pause = 0.0
         while not requested.wait(pause):
             pause = CLEAR_PAUSE_S
-            if after is not None and (removed := clear_delivered(setup.spool, outbox, after)):
-                studies = counted(removed, "study", "studies")
-                LOG.info("%s of delivered results removed from the spool", studies)
+            if after is not None and (removed := clear_studies(setup.spool, outbox, after, rules)):
+                LOG.info("%s removed from the spool", counted(removed, "study", "studies"))
 
 
 def _show(setup: Setup, lines: _Lines) -> None:
@@ -483,7 +473,7 @@ def main() -> None:
         return  # it died while this process started
     lines = _Lines(os.dup(1))  # which others do not inherit
     os.dup2(2, 1)
-    setup = Setup.from_json(document)
+    setup = TypeAdapter(Setup).validate_python(document)
     logger = logging.getLogger(OURS)
     logging.root.addHandler(logging.NullHandler())  # other libraries' messages name patients
     logger.setLevel(max(int(document["level"]), logging.INFO))

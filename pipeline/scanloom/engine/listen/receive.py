@@ -8,16 +8,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from scanloom.core import Reason, ScanError, printable
+from scanloom.engine.listen.nodes import check_installed
 from scanloom.engine.listen.outbox import Outbox, outbox_folder
 from scanloom.engine.listen.site import Node, Site, Target
 from scanloom.engine.listen.spool import Spool
-from scanloom.engine.machine.lean_imports import without_optional_imports
 from scanloom.io.dicom.header.header import pydicom_muted
 from scanloom.io.output.private import PRIVATE, check_links
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -65,12 +65,9 @@ def receive(
         NOT_INSTALLED without pynetdicom; ENVIRONMENT if the address or a certificate can't be used;
         LOCKED if another process receives into the spool; OUTPUT_UNWRITABLE, DISK_FULL.
     """
-    try:
-        with without_optional_imports():
-            from scanloom.io.network.receiver import Receiver
-    except ModuleNotFoundError as exc:
-        detail = "the receiver is not installed: pip install 'scanloom[hospital]'"
-        raise ScanError(Reason.NOT_INSTALLED, detail) from exc
+    check_installed(None)
+    from scanloom.io.network.receiver import Receiver
+
     outbox = Outbox(outbox_folder(out)) if site.targets else None
     options = receiver_options(site, outbox)
     folder = spool_folder(site, out)
@@ -139,16 +136,13 @@ class OwnCertificates:
                     day = time.strftime("%Y-%m-%d", time.localtime(expires))
                     LOG.warning("the certificate of %s expires on %s: renew it", whose, day)
 
-    def _stamps_now(self) -> list[tuple[int, int] | None]:
-        """Return the state of each file of `tls`; None for one that can't be reached."""
-        stamps: list[tuple[int, int] | None] = []
+    def _stamps_now(self) -> dict[str, tuple[int, int]]:
+        """Return the state of each file of `tls` that can be reached."""
+        stamps = {}
         for path in () if self._site.tls is None else dict(self._site.tls).values():
-            try:
+            with suppress(OSError):
                 state = Path(path).stat()
-            except OSError:
-                stamps.append(None)
-            else:
-                stamps.append((state.st_mtime_ns, state.st_ino))
+                stamps[path] = state.st_mtime_ns, state.st_ino
         return stamps
 
 

@@ -49,11 +49,6 @@ class Question:
     modalities: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it limits nothing."""
-        return self == Question()
-
     def takes(self, modality: str, *descriptions: str) -> bool:
         """Return whether a series is wanted, by its modality and descriptions."""
         text = "\n".join(descriptions).casefold()

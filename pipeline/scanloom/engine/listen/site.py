@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
@@ -373,8 +375,8 @@ class Site(Page, frozen=True):
     )
     clear_after: Seconds | None = Field(
         default=None,
-        description="So long after all results of a study were delivered, it is removed from the "
-        "spool; never, if left out",
+        description="So long after all results of a study were delivered, or after it came if "
+        "there are none to deliver, it is removed from the spool; never, if left out",
     )
     rules: tuple[Rule, ...] = Field(
         default=(), description="What is segmented, and how; nothing without rules"
@@ -405,6 +407,8 @@ class Site(Page, frozen=True):
         names = [target.name for target in self.targets]
         if self.longest_wait < self.quiet:
             raise ValueError("longest_wait at least as long as quiet")
+        if self.clear_after is not None and not (self.rules or self.targets):
+            raise ValueError("`clear_after` with `rules` or `targets`: else nothing is removed")
         unknown = {title for rule in self.rules for title in rule.senders} - set(titles)
         if unknown:
             raise ValueError(f"`from` of a rule: {', '.join(sorted(unknown))} is no peer")
@@ -418,6 +422,12 @@ class Site(Page, frozen=True):
                 "is no secret"
             )
         return self
+
+    @property
+    def rules_digest(self) -> str:
+        """Digest of the rules, by which a study that none fits is looked at again."""
+        rules = json.dumps([rule.model_dump_json() for rule in self.rules])
+        return hashlib.sha256(rules.encode()).hexdigest()
 
 
 def read_site(path: Path) -> Site:

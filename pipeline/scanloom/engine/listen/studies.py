@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from scanloom.core import ScanError
-from scanloom.engine.listen.documents import Documents
+from scanloom.engine.listen.documents import Documents, stamped_files
 from scanloom.engine.listen.spool import (
     STUDIES,
     SUFFIX,
@@ -133,7 +133,7 @@ class StudyState:
         `last_arrival` of the study before they were looked at.
     outcome : str
         "begun" if a process works on them, or has died of it; "cleared" if they were removed from
-        the spool after their results had been delivered.
+        the spool.
     reason : str
         Code of the reason of "failed".
     workflow : str
@@ -182,6 +182,12 @@ class Queue:
         make_private_folder(self._folder)
         path = self._folder / f"{study}.json"
         write_private(path, lambda draft: write_document(draft, asdict(state)))
+
+    def forget(self, since: float, studies: Container[str]) -> None:
+        """Remove the states that were written before a time, but not those of some studies."""
+        for path, (written, _) in stamped_files(self._folder) if self._folder.is_dir() else ():
+            if written < since * 1e9 and path.stem not in studies:
+                path.unlink(missing_ok=True)
 
     def states(self) -> dict[str, StudyState]:
         """Return the state of each study; what has not changed is not read again."""

@@ -10,8 +10,6 @@ Logs have counts, case ids and hashes of studies, no UID.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import subprocess
 import threading
@@ -262,8 +260,7 @@ class Worker:
         self._stack = ExitStack()
         self._lanes: dict[str, Lane] = {}
         self._queue = Queue(spool)
-        rules = json.dumps([rule.model_dump_json() for rule in site.rules])
-        self._rules = hashlib.sha256(rules.encode()).hexdigest()
+        self._rules = site.rules_digest
         self._lock = threading.RLock()
         self._begun: dict[str, StudyState] = {}
         self._in_work: dict[str, StudyInWork] = {}

@@ -72,11 +72,13 @@ class PeerError(Exception):
         A phrase of our own.
     busy : bool
         Whether it has no room, too much to do, or does not let us: no object is to blame.
+    final : bool
+        Whether another attempt won't change that.
     """
 
-    def __init__(self, reason: str, *, busy: bool = False) -> None:
+    def __init__(self, reason: str, *, busy: bool = False, final: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.busy = reason, busy
+        self.reason, self.busy, self.final = reason, busy, final
 
 
 class UnreachableError(PeerError):
@@ -84,11 +86,7 @@ class UnreachableError(PeerError):
 
 
 class RefusedError(PeerError):
-    """It refuses one object; `final` if another attempt won't change that."""
-
-    def __init__(self, reason: str, *, final: bool = False, busy: bool = False) -> None:
-        super().__init__(reason, busy=busy)
-        self.final = final
+    """It refuses one object."""
 
 
 class NotOfferedError(PeerError):
@@ -148,17 +146,24 @@ def client_tls(
         ENVIRONMENT if a file can't be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Certificates of DICOM devices mostly name none: the authority is the site's own
     context.check_hostname = host is not None
+    load_certificates(context, "a peer", authorities, certificate, key)
+    return context
+
+
+def load_certificates(
+    context: ssl.SSLContext, whose: str, authorities: str, certificate: str | None, key: str | None
+) -> None:
+    """Load what a context trusts and shows; ENVIRONMENT if a file can't be read."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_verify_locations(authorities)
         if certificate is not None:
             context.load_cert_chain(certificate, key)
     except OSError as exc:  # ssl.SSLError is one
-        detail = f"a certificate of a peer, or its key, can't be read ({type(exc).__name__})"
+        detail = f"a certificate of {whose}, or its key, can't be read ({type(exc).__name__})"
         raise ScanError(Reason.ENVIRONMENT, detail) from exc
-    return context
 
 
 def tls_failure(error: BaseException | None) -> str:
@@ -440,7 +445,7 @@ class WebConnection:
         )
         session.hooks = {"response": [self._read_answer]}
         if credentials is not None:
-            session.auth = _Authorization(credentials)
+            session.auth = _authorization(credentials)
         self._client = DICOMwebClient(url.rstrip("/"), session=session, timeout=patience)
         self._client.set_http_retry_params(retry=False)
         self._client.host = url.split("/")[2]  # with its port
@@ -547,20 +552,17 @@ def _http_error(status: int, response: Any, service: str) -> PeerError:
     return RefusedError(f"it refuses the object (HTTP {status})", final=status in (413, 415))
 
 
-class _Authorization:
-    """Adds credentials to each request, whatever a file of the user's home says."""
+def _authorization(credentials: str) -> Callable[[Any], Any]:
+    """Return what adds credentials to a request, whatever a file of the user's home says."""
+    from requests.auth import HTTPBasicAuth
 
-    def __init__(self, credentials: str) -> None:
-        self._credentials = credentials
+    def add_token(request: Any) -> Any:
+        request.headers["Authorization"] = credentials
+        return request
 
-    def __call__(self, request: Any) -> Any:
-        if self._credentials.startswith("Bearer "):
-            request.headers["Authorization"] = self._credentials
-            return request
-        from requests.auth import HTTPBasicAuth
-
-        user, _, password = self._credentials.partition(":")
-        return HTTPBasicAuth(user.encode(), password.encode())(request)
+    user, _, password = credentials.partition(":")
+    is_token = credentials.startswith("Bearer ")
+    return add_token if is_token else HTTPBasicAuth(user.encode(), password.encode())
 
 
 class LateError(Exception):

@@ -38,7 +38,7 @@ from pynetdicom.transport import AddressInformation, AssociationSocket
 from scanloom.core import Reason, ScanError, printable
 from scanloom.io.network.commitment import COMMITMENT, NOT_AUTHORIZED, Report, take_report
 from scanloom.io.network.data_sets import DataSets, Store, configure_pynetdicom
-from scanloom.io.network.peer import VERIFICATION, tls_failure
+from scanloom.io.network.peer import VERIFICATION, load_certificates, tls_failure
 
 LOG = logging.getLogger(__name__)
 
@@ -126,14 +126,8 @@ def tls_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
         ENVIRONMENT if a file can't be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_cert_chain(certificate, key)
-        context.load_verify_locations(clients)
-    except OSError as exc:  # ssl.SSLError is one
-        detail = f"a certificate of the site, or its key, can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.ENVIRONMENT, detail) from exc
+    load_certificates(context, "the site", clients, certificate, key)
     return context
 
 

@@ -146,7 +146,7 @@ class StudyFound:
     Parameters
     ----------
     study : str
-        StudyInstanceUID.
+        StudyInstanceUID, which may be malformed.
     patient, issuer, born : str
         PatientID, IssuerOfPatientID and PatientBirthDate.
     """
@@ -266,7 +266,7 @@ def _text(answer: Dataset, name: str) -> str:
 
 def _study_found(answer: Dataset) -> StudyFound:
     names = ("PatientID", "IssuerOfPatientID", "PatientBirthDate", "StudyDescription")
-    return StudyFound(_uid(answer, "StudyInstanceUID"), *(_text(answer, name) for name in names))
+    return StudyFound(*(_text(answer, name) for name in ("StudyInstanceUID", *names)))
 
 
 def _series_found(answer: Dataset) -> SeriesFound:
@@ -548,21 +548,20 @@ def get(address: DicomAddress, request: SeriesRequest, store: Store, pulse: Puls
     UnreachableError, RefusedError, NotOfferedError
         Some may have come all the same.
     """
-    classes = sorted(set(request.classes.values()))
-    if not classes or not all(map(is_uid, classes)):  # as DCMTK's archive, which tells none
-        guessed = CLASSES.get(request.modality, ())
-        if not guessed:
-            raise RefusedError("it does not say of which classes its objects are")
-        with _Getter(address, guessed, store, pulse) as getter:
-            for keys in request.requests():
-                getter.get(keys)
-        return
+    classes, part = sorted(set(request.classes.values())), request
+    is_told = bool(classes) and all(map(is_uid, classes))
+    if not is_told:  # as by DCMTK's archive
+        classes = sorted(CLASSES.get(request.modality, ()))
+    if not classes:
+        raise RefusedError("it does not say of which classes its objects are")
     for n in range(0, len(classes), MAX_CLASSES):
         listed = classes[n : n + MAX_CLASSES]
-        of_them = {uid: each for uid, each in request.classes.items() if each in listed}
-        whole = request.whole and len(of_them) == len(request.classes)
+        if is_told:
+            of_them = {uid: each for uid, each in request.classes.items() if each in listed}
+            whole = request.whole and len(of_them) == len(request.classes)
+            part = replace(request, classes=of_them, whole=whole)
         with _Getter(address, listed, store, pulse) as getter:
-            for keys in SeriesRequest(request.study, request.series, of_them, whole).requests():
+            for keys in part.requests():
                 getter.get(keys)
 
 

@@ -20,9 +20,9 @@ from pydicom.uid import generate_uid
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen import delivery
 from scanloom.engine.listen import outbox as outbox_module
-from scanloom.engine.listen.delivery import QUIET_S, _look, clear_delivered, deliver
+from scanloom.engine.listen.delivery import KEPT_S, QUIET_S, _look, clear_studies, deliver
 from scanloom.engine.listen.outbox import Line, Outbox, Trouble, open_outbox, outbox_folder
-from scanloom.engine.listen.site import Target
+from scanloom.engine.listen.site import Site, Target
 from scanloom.engine.listen.spool import Spool, last_arrival
 from scanloom.engine.listen.studies import Queue, StudyState, survey
 from scanloom.engine.results import verify
@@ -175,8 +175,8 @@ def test_a_clock_that_was_put_forward_ends_no_wait_for_a_report(
         now = time.time() + month
         monkeypatch.setattr(time, "time", partial(float, now))
         lines = [line for line in again(outbox).open_lines() if line.due < now]
-        parts: Any = (outbox, target, list, None, threading.Event())
-        sending = delivery._Delivery(*parts)
+        site = Site(targets=(target,))
+        sending = delivery._Delivery(site, target, outbox, threading.Event())
         sending._confirm(peer, lines)
         assert peer.asked == min(n + 1, 2)
 
@@ -427,10 +427,10 @@ def test_a_delivered_study_goes_after_a_time(tmp_path: Path, outbox: Outbox, spo
     folder, kept = received(spool, study, now - 3 * DAY), received(spool, other, now - 3 * DAY)
     lines = outbox.add(case, "pacs", begun=now - 2 * DAY)
 
-    assert clear_delivered(spool, outbox, DAY) == 0  # it waits
+    assert clear_studies(spool, outbox, DAY, "") == 0  # it waits
     deliver_all(outbox, lines, now - 0.5 * DAY)
-    assert clear_delivered(spool, outbox, DAY) == 0  # not long enough
-    assert clear_delivered(spool, outbox, 0.4 * DAY) == 1
+    assert clear_studies(spool, outbox, DAY, "") == 0  # not long enough
+    assert clear_studies(spool, outbox, 0.4 * DAY, "") == 1
     assert not folder.exists()
     assert kept.exists()
     assert not list((spool / "clearing").iterdir())
@@ -471,12 +471,57 @@ def test_a_study_stays(why: str, tmp_path: Path, outbox: Outbox, spool: Path) ->
         else:
             draft.unlink()
 
-    assert clear_delivered(spool, outbox, 0.5 * DAY) == 0
+    assert clear_studies(spool, outbox, 0.5 * DAY, "") == 0
     assert folder.exists()
 
 
+@pytest.mark.parametrize(
+    ("outcome", "goes"),
+    [("done", 1), ("no image", 1), ("no rule", 1), ("other rules", 0), ("failed", 0), ("begun", 0)],
+)
+def test_a_study_without_results_to_deliver_goes_when_it_came_long_ago(
+    outcome: Any, goes: int, outbox: Outbox, spool: Path
+) -> None:
+    now, study = time.time(), str(generate_uid())
+    folder = received(spool, study, now - 3 * DAY)
+    images = survey(folder).digest
+    state = StudyState(images, last_arrival(folder), outcome, rules="these")
+    if outcome == "other rules":  # by the present ones, it was not looked at
+        state = replace(state, outcome="no rule", rules="those")
+    Queue(spool).write(study, state)
+
+    assert clear_studies(spool, outbox, 4 * DAY, "these") == 0
+    assert clear_studies(spool, outbox, 2 * DAY, "these") == goes
+    assert folder.exists() != goes
+
+
+def test_what_became_of_studies_that_are_gone_is_forgotten(
+    tmp_path: Path, outbox: Outbox, spool: Path
+) -> None:
+    """After 30 days; not of one in the spool, nor of one with a result that was given up."""
+    now, queue = time.time(), Queue(spool)
+    studies = {name: str(generate_uid()) for name in ("gone", "young", "here", "given up")}
+    for name, study in studies.items():
+        lines = outbox.add(write_case(tmp_path / "out", f"case{name}", study=study), "pacs")
+        deliver_all(outbox, lines[1:] if name == "given up" else lines, now)
+        queue.write(study, StudyState("", now, "cleared"))
+    (given_up,) = outbox.open_lines()
+    outbox.update(replace(given_up, state="failed"))
+    received(spool, studies["here"], now)
+    for name, study in studies.items():
+        moment = now - KEPT_S + (60 if name == "young" else -60)
+        (line, *_) = outbox.delivered_lines(study)
+        for path in (outbox._path(line).parent, spool / "queue" / f"{study}.json"):
+            os.utime(path, (moment, moment))
+
+    clear_studies(spool, outbox, DAY, "")
+    known = {name for name, study in studies.items() if any(outbox.delivered_lines(study))}
+    assert known == {"young", "here", "given up"}
+    assert queue.states().keys() == {studies["young"], studies["here"]}
+
+
 def test_a_spool_that_is_not_there_yet_has_nothing_to_clear(tmp_path: Path, outbox: Outbox) -> None:
-    assert clear_delivered(tmp_path / "spool", outbox, 0) == 0
+    assert clear_studies(tmp_path / "spool", outbox, 0, "") == 0
 
 
 def test_what_was_cleared_is_known(tmp_path: Path, outbox: Outbox, spool: Path) -> None:
@@ -487,7 +532,7 @@ def test_what_was_cleared_is_known(tmp_path: Path, outbox: Outbox, spool: Path) 
     queue.write(study, StudyState(survey(folder).digest, now - 2 * DAY, "done"))
     deliver_all(outbox, outbox.add(case, "pacs", begun=now - 2 * DAY), now - DAY)
 
-    assert clear_delivered(spool, outbox, 0.5 * DAY) == 1
+    assert clear_studies(spool, outbox, 0.5 * DAY, "") == 1
     state = queue.read(study)
     assert state is not None
     assert state.outcome == "cleared"
@@ -502,11 +547,11 @@ def test_a_newer_result_counts_and_not_the_one_that_it_replaced(
     case = write_case(tmp_path / "out", "caseone", study=study)
     folder = received(spool, study, now - 3 * DAY)
     deliver_all(outbox, outbox.add(case, "pacs", begun=now - 4 * DAY), now - 3.5 * DAY)
-    assert clear_delivered(spool, outbox, DAY) == 0
+    assert clear_studies(spool, outbox, DAY, "") == 0
     shutil.rmtree(case)
     case = write_case(tmp_path / "out", "caseone", study=study)
     deliver_all(outbox, outbox.add(case, "pacs", begun=now - 2 * DAY), now - 1.5 * DAY)
-    assert clear_delivered(spool, outbox, DAY) == 1
+    assert clear_studies(spool, outbox, DAY, "") == 1
     assert not folder.exists()
 
 
@@ -519,9 +564,9 @@ def test_a_line_that_was_sent_by_hand_delays_nothing(
     case = write_case(tmp_path / "out", "caseone", study=study)
     folder = received(spool, study, now - 60)
     deliver_all(outbox, outbox.add(case, "by hand"), now - 1)
-    assert clear_delivered(spool, outbox, 0) == 0
+    assert clear_studies(spool, outbox, 0, "") == 0
     deliver_all(outbox, outbox.add(case, "pacs", begun=now - 30), now - 1)
-    assert clear_delivered(spool, outbox, 0) == 1
+    assert clear_studies(spool, outbox, 0, "") == 1
     assert not folder.exists()
 
 
@@ -540,7 +585,7 @@ def test_our_own_results_that_come_back_keep_no_study(
     moment = last_arrival(folder) if seen else now - 3 * DAY
     Queue(spool).write(study, StudyState(images, moment, "done"))
 
-    assert clear_delivered(spool, outbox, 0.5 * DAY) == seen
+    assert clear_studies(spool, outbox, 0.5 * DAY, "") == seen
 
 
 def test_what_a_kill_left_is_cleared(tmp_path: Path, outbox: Outbox, spool: Path) -> None:
@@ -552,5 +597,5 @@ def test_what_a_kill_left_is_cleared(tmp_path: Path, outbox: Outbox, spool: Path
     received(spool, study, now - 3 * DAY)
     case = write_case(tmp_path / "out", "caseone", study=study)
     deliver_all(outbox, outbox.add(case, "pacs", begun=now - 2 * DAY), now - DAY)
-    assert clear_delivered(spool, outbox, 0.5 * DAY) == 1
+    assert clear_studies(spool, outbox, 0.5 * DAY, "") == 1
     assert not left.exists()

@@ -157,6 +157,23 @@ def test_a_receiver_with_metrics_has_the_process_that_writes_them(
         listen(Site.model_validate(page), tmp_path / "out", pytest.fail)
 
 
+def test_studies_are_cleared_without_targets_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the process that delivers, which was not there."""
+
+    def start(role: str, *_: object, **__: object) -> subprocess.Popen[bytes]:
+        if role in (parts.DELIVERY, parts.PAGE):
+            raise ScanError(Reason.DISK_FULL, f"no room to start the {role}")
+        return subprocess.Popen(["true"], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(parts, "start_part", start)
+    page = {"peers": [{"title": "PACS"}], "rules": [{"workflow": "a"}], "clear_after": "168 h"}
+    setup = Setup(Site.model_validate(page), tmp_path / "out", tmp_path / "spool", None)
+    with pytest.raises(ScanError, match="the delivery"):
+        parts.keep_parts(setup, pytest.fail, lambda: False)
+
+
 def test_one_that_loads_its_networks_is_not_silent(
     part: ListenPart, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,6 +204,25 @@ def test_only_what_is_started_again_is_said_to_be(
 
     assert part.state == "ended (DISK_FULL); it starts again"
     assert any("started again" in message for message in caplog.messages) == again
+
+
+def test_only_an_end_by_a_fault_is_an_error(
+    part: ListenPart, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker ends in good order once a year, and is started again."""
+    caplog.set_level(logging.INFO)
+    hear(part, ready={})
+    part._process.stdin.close()  # type: ignore[union-attr]  # `cat` ends
+    while part.runs:
+        part.read()
+    part._due = 0.0
+    part.keep()
+    part.signal(9)
+    while part.runs:
+        part.read()
+
+    assert caplog.messages[0] == "the worker ended: exit code 0; started again in 1 s"
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.ERROR]
 
 
 def test_one_that_reads_nothing_holds_up_nobody(part: ListenPart) -> None:

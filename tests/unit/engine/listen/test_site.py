@@ -86,6 +86,7 @@ def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) 
         (f"{RULE}\n  send: pacs\n", "`send` of a rule: pacs is no target"),
         (f"{RULE}\n  from: A TITLE OF TOO MANY\n", "line 4: rules.from: expected calling titles"),
         (f"{RULE}\n  select: {{modality: XX}}\n", "line 4: rules.select.modality"),
+        ("peers: [{title: A}]\nclear_after: 168 h\n", "`clear_after` with `rules` or `targets`"),
         (f"{RULE}\nquiet: 2 min\nlongest_wait: 1 min\n", "longest_wait at least as long as"),
         (
             "peers:\n- title: A\n  ask: {title: Q, address: pacs}\n",
