@@ -36,8 +36,8 @@ from scanloom.io.output.private import PRIVATE, append_private, check_links, loa
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.own_python import make_private_folder, own_environment, own_python
 
-LOG = logging.getLogger(__name__)
 OURS = "scanloom"
+LOG = logging.getLogger(f"{OURS}.engine.listen.parts")  # run as a program, it is __main__
 
 RECEIVER, WORKER, DELIVERY = "receiver", "worker", "delivery"
 PAGE, TABLES = "page", "tables"

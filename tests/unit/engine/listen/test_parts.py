@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import runpy
 import select
 import selectors
 import subprocess
@@ -172,6 +173,12 @@ def test_studies_are_cleared_without_targets_too(
     setup = Setup(Site.model_validate(page), tmp_path / "out", tmp_path / "spool", None)
     with pytest.raises(ScanError, match="the delivery"):
         parts.keep_parts(setup, pytest.fail, lambda: False)
+
+
+def test_the_log_of_a_part_has_a_name_of_ours() -> None:
+    """Others are not written, and a part is run as a program, which has another."""
+    module = runpy.run_path(parts.__file__, run_name="a_program")
+    assert module["LOG"].name.startswith(f"{parts.OURS}.")
 
 
 def test_one_that_loads_its_networks_is_not_silent(
