@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.convert.files import damaged, find_file, truncate, unsafe, unsupported
-from scanloom.core import Reason, format_bytes, is_passing, read_error
+from scanloom.core import Reason, ScanError, format_bytes, is_passing, read_error
 
 MAX_BYTES: Final = (2 << 30) - 1
 """Largest graph with its weights: the limit of Protocol Buffers."""
@@ -27,6 +27,7 @@ _RANDOM: Final = (
 _MAX_DEPTH: Final = 50
 """Largest depth of graphs within operators."""
 _FLOAT32: Final = 1
+_BOOL: Final = 9
 _EXTERNAL: Final = 1
 _UINT32: Final = (1 << 32) - 1
 
@@ -70,11 +71,15 @@ class OnnxFile:
         Inputs without those that have a value of their own.
     external : bool
         Whether tensors are in other files.
+    modes, never : set of str
+        Values by which a Dropout does as in training if they are true, and values that are false.
     """
 
     inputs: list[Port] = field(default_factory=list)
     outputs: list[Port] = field(default_factory=list)
     external: bool = False
+    modes: set[str] = field(default_factory=set)
+    never: set[str] = field(default_factory=set)
 
 
 def read_graph(content: bytes) -> OnnxFile:
@@ -105,6 +110,8 @@ def read_graph(content: bytes) -> OnnxFile:
                     (graph.inputs if inner == 11 else graph.outputs).append(_port(entry))
     if not has_graph:
         raise damaged("model.onnx is not an ONNX file")
+    if not graph.modes <= graph.never:
+        raise _training_error("Dropout")
     graph.inputs = [port for port in graph.inputs if port.name not in values]
     return graph
 
@@ -126,29 +133,54 @@ def _check_message(kind: str, data: memoryview, graph: OnnxFile, depth: int) -> 
     if depth > _MAX_DEPTH:
         raise unsupported("the ONNX file is nested too deeply")
     if kind == "node":
-        domain, operator = _text(data, 7), _text(data, 4)
-        if domain not in _OWN_DOMAINS:
-            named = f"{truncate(domain, 60)}.{truncate(operator, 40)}"
-            raise unsafe(f"the ONNX file has the operator {named}, which is none of ONNX's own")
-        if operator in _RANDOM or _is_training(operator, data):
-            detail = f"the ONNX graph has the operator {operator}, as networks do in training"
-            raise unsupported(f"{detail}: export it after `eval()`, so that results do not vary")
+        _check_operator(data, graph)
     for number, value, _ in _fields(data):
         if kind == "tensor" and number == 14 and _is_external(value):
             graph.external = True
+        if kind == "graph" and number == 5 and not isinstance(value, int) and _is_false(value):
+            graph.never.add(_text(value, 8))
         nested = _SUBMESSAGES[kind].get(number)
         if nested is not None and not isinstance(value, int):
             _check_message(nested, value, graph, depth + 1)
 
 
-def _is_training(operator: str, node: memoryview) -> bool:
-    """Return whether an operator does as in training, or may do so by its third input."""
-    values = [(n, v) for n, v, _ in _fields(node) if not isinstance(v, int)]
+def _check_operator(node: memoryview, graph: OnnxFile) -> None:
+    """Check the operator of a node; note what tells whether a Dropout does as in training."""
+    domain, operator = _text(node, 7), _text(node, 4)
+    if domain not in _OWN_DOMAINS:
+        named = f"{truncate(domain, 60)}.{truncate(operator, 40)}"
+        raise unsafe(f"the ONNX file has the operator {named}, which is none of ONNX's own")
+    if operator in _RANDOM or (operator == "BatchNormalization" and _is_training(node)):
+        raise _training_error(operator)
     if operator == "Dropout":
-        return len([n for n, _ in values if n == 1]) > 2
-    attributes = [v for n, v in values if n == 5 and operator == "BatchNormalization"]
+        inputs = [bytes(v) for n, v, _ in _fields(node) if n == 1 and not isinstance(v, int)]
+        # An input that is left out is empty
+        graph.modes |= {name.decode("utf-8", "replace") for name in inputs[2:] if name}
+    elif operator == "Constant" and _is_false(_message(_message(node, 5), 5)):
+        graph.never.add(_text(node, 2))
+
+
+def _training_error(operator: str) -> ScanError:
+    detail = f"the ONNX graph has the operator {operator}, as networks do in training"
+    return unsupported(f"{detail}: export it after `eval()`, so that results do not vary")
+
+
+def _is_training(node: memoryview) -> bool:
+    """Return whether a node has `training_mode`."""
+    attributes = [v for n, v, _ in _fields(node) if n == 5 and not isinstance(v, int)]
     fields = [(_text(a, 1), number, v) for a in attributes for number, v, _ in _fields(a)]
     return ("training_mode", 3, 1) in fields
+
+
+def _is_false(tensor: memoryview) -> bool:
+    """Return whether a tensor of truth values in the file has none that is true."""
+    values = {number: value for number, value, _ in _fields(tensor)}
+    stored = [values[number] for number in (5, 9) if number in values]  # numbers, or their bytes
+    return (
+        values.get(2) == _BOOL
+        and bool(stored)
+        and not any(value if isinstance(value, int) else any(value) for value in stored)
+    )
 
 
 def _is_external(value: int | memoryview) -> bool:

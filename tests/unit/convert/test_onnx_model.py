@@ -236,6 +236,16 @@ def batch_norm(training: int) -> bytes:
     return onnx_files.message((1, "scores"), (2, "out"), (4, "BatchNormalization"), (5, mode))
 
 
+def truth(value: int, name: str = "mode") -> bytes:
+    return onnx_files.message((2, 9), (8, name), (9, bytes([value])))
+
+
+def mode_of(tensor: bytes) -> bytes:
+    value = onnx_files.message((1, "value"), (5, tensor), (20, 4))
+    return onnx_files.message((2, "mode"), (4, "Constant"), (5, value))
+
+
+DROPOUT = onnx_files.node("Dropout", ["scores", "ratio", "mode"], "out")
 IDENTITY = onnx_files.node("Identity", ["scores"], "again")
 REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
     "custom operator": (graph(domain="my.ops"), "MODEL_UNSAFE", "my.ops.Relu"),
@@ -251,7 +261,12 @@ REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
         "RandomUniformLike, as networks do in training",
     ),
     "dropout of training": (
-        graph(nodes=[onnx_files.node("Dropout", ["scores", "ratio", "mode"], "out")]),
+        graph(nodes=[DROPOUT]),
+        "MODEL_UNSUPPORTED",
+        "Dropout, as",
+    ),
+    "dropout by a constant": (
+        graph(nodes=[mode_of(truth(1)), DROPOUT]),
         "MODEL_UNSUPPORTED",
         "Dropout, as",
     ),
@@ -360,11 +375,33 @@ def test_what_is_not_data_or_contradicts_itself_is_refused(name: str, tmp_path: 
     assert named in refused.value.detail
 
 
-def test_operators_that_do_as_in_training_only_on_request_are_read(tmp_path: Path) -> None:
-    nodes = [onnx_files.node("Dropout", ["scores", "ratio"], "out"), batch_norm(0)]
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [onnx_files.node("Dropout", ["scores", "ratio"], "out")],
+        [onnx_files.node("Dropout", ["scores", "ratio", ""], "out")],
+        [mode_of(truth(0, "")), DROPOUT],
+        [mode_of(onnx_files.message((2, 9), (5, b"\0"))), DROPOUT],
+        [batch_norm(0)],
+    ],
+)
+def test_operators_that_do_as_in_training_only_on_request_are_read(
+    nodes: list[bytes], tmp_path: Path
+) -> None:
     content = onnx_files.network(WEIGHTS, nodes=nodes)
 
     assert read_onnx_model(onnx_files.write_model(tmp_path / "m", content)).n_outputs == 3
+
+
+def test_the_mode_of_an_operator_may_be_a_weight() -> None:
+    for value in (0, 1):
+        parts = ((1, DROPOUT), (5, truth(value)))
+        content = onnx_files.message((7, onnx_files.message(*parts)))
+        if value:
+            with pytest.raises(ScanError, match="Dropout, as networks do in training"):
+                read_graph(content)
+        else:
+            read_graph(content)
 
 
 def test_a_graph_for_several_windows_runs_one_by_one(tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ def test_a_workflow_is_frozen() -> None:
         (SMALL + "outputs: {radiomics: {bins: 8}}\n", "line 3: outputs: expected radiomics among"),
         (SMALL + "name: b\n", "line 3: name is given twice"),
         ("name: [\n", "not valid YAML"),
+        (SMALL + "outputs: {[labels]: 1}\n", "line 3: not valid YAML: found unhashable key"),
         ("- a\n", "a workflow is a mapping of keys to values"),
         ("", "a workflow is a mapping of keys to values"),
         (SMALL + "outputs: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
