@@ -58,7 +58,9 @@ def _plain_nodes(root: yaml.Node | None) -> list[str]:
         elif isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
+                if not isinstance(key, yaml.ScalarNode):
+                    continue  # a list or mapping, which is refused when the content is made
+                if key.tag != f"{_TAG}merge":
                     key.tag = f"{_TAG}str"
                 if key.value in seen:
                     messages.append((key.start_mark.line + 1, key.value))
