@@ -59,7 +59,7 @@ def _plain_nodes(root: yaml.Node | None) -> list[str]:
             seen: set[str] = set()
             for key, _ in node.value:
                 if not isinstance(key, yaml.ScalarNode):
-                    continue  # a list or mapping, which is refused as a key when it is made
+                    continue  # a list or mapping, which is refused when the content is made
                 if key.tag != f"{_TAG}merge":
                     key.tag = f"{_TAG}str"
                 if key.value in seen:

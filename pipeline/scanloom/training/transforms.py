@@ -13,7 +13,6 @@ from monai.config import KeysCollection
 from monai.data import CacheDataset
 from monai.inferers import SimpleInferer
 from monai.transforms import Compose, MapTransform, Randomizable
-from scipy.spatial.transform import Rotation
 from torch.nn import functional
 
 from scanloom.inference.device import bfloat16_units, cudnn_version, wrong_cudnn
@@ -223,9 +222,7 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # M
         low = high = np.zeros(3)
         if self.R.uniform() < self.prob:
             spacing = np.array(self.spacing)
-            angles = self.R.uniform(-self.rotate, self.rotate, size=3)
-            # the second sign keeps the patches of earlier seeds
-            matrix = Rotation.from_euler("XYZ", angles * [1, -1, 1], degrees=True).as_matrix()
+            matrix = _rotation(np.radians(self.R.uniform(-self.rotate, self.rotate, size=3)))
             matrix = matrix @ np.diag(1 + self.R.uniform(-self.scale, self.scale, size=3))
             linear = ratio[:, None] * matrix * spacing[None] / spacing[:, None]
             drawn = self.R.normal(scale=self.elastic, size=(3, *[CONTROL_POINTS] * 3))
@@ -253,6 +250,18 @@ def to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def _rotation(angles: np.ndarray) -> np.ndarray:
+    """Return the rotation about three axes, angles in radians, one after the other."""
+    matrix = np.eye(3)
+    for axis, angle in enumerate(angles):
+        i, j = [k for k in range(3) if k != axis]
+        turn = np.eye(3)
+        turn[i, i] = turn[j, j] = np.cos(angle)
+        turn[i, j], turn[j, i] = -np.sin(angle), np.sin(angle)
+        matrix = matrix @ turn
+    return matrix
 
 
 def sample(image: torch.Tensor, grid: torch.Tensor, mode: str) -> torch.Tensor:

@@ -171,6 +171,8 @@ def test_a_workflow_is_frozen() -> None:
         ("- a\n", "a workflow is a mapping of keys to values"),
         ("", "a workflow is a mapping of keys to values"),
         (SMALL + "outputs: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
+        (SMALL + "? [a, b]\n: c\n", "line 3: not valid YAML: found unhashable key"),
+        (SMALL + "? {a: b}\n: c\n", "line 3: not valid YAML: found unhashable key"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
