@@ -542,13 +542,16 @@ def clear_studies(spool: Path, outbox: Outbox, after: float, rules: str) -> int:
             return 0  # nothing would be removed; by day this is mostly so
     except FileNotFoundError:  # the receiver makes it
         return 0
+    removed, queue = 0, Queue(spool)
+    # Before the lines, which the worker adds before it calls a study done
+    states = {folder.name: queue.read(folder.name) for folder in received_studies(spool)}
     undone: dict[str, list[Line]] = {}
     for line in (*outbox.open_lines(), *outbox.failed_lines()):
         undone.setdefault(line.study, []).append(line)
-    removed, queue = 0, Queue(spool)
-    studies = [folder.name for folder in received_studies(spool)]
-    for study in studies:
-        folder, state = spool / STUDIES / study, queue.read(study)
+    for study, state in states.items():
+        folder = spool / STUDIES / study
+        if queue.read(study) != state:
+            continue  # it has just been worked on
         known = [*outbox.delivered_lines(study), *undone.get(study, ())]
         begun: dict[str, float] = {}  # by bytes: some lines only know an earlier time
         for line in known:
@@ -577,6 +580,6 @@ def clear_studies(spool: Path, outbox: Outbox, after: float, rules: str) -> int:
             if state is not None and queue.read(study) == state:
                 queue.write(study, replace(state, outcome="cleared", cleared=True))
     since = time.time() - KEPT_S
-    queue.forget(since, studies)
-    outbox.forget(since, {*studies, *undone})
+    queue.forget(since, states)
+    outbox.forget(since, {*states, *undone})
     return removed

@@ -297,7 +297,7 @@ def displayable(text: str) -> str:
     """Return text in characters that the font has: without accents if need be, else with "?"."""
     characters = []
     for character in text:
-        if character in " \n" or _drawable(character):
+        if character == " " or _drawable(character):
             characters.append(character)
         else:
             bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
@@ -750,9 +750,18 @@ def _draw_plane(
     _draw_letters(page, frame, plane.direction, caption if frame.width > MIN_LETTERED else "")
 
 
+def caption_lines(caption: str, width: float) -> list[str]:
+    """Return the lines of a caption; the last one ends with an ellipsis if not all have room."""
+    lines = list(wrap_text(caption, CAPTION_SIZE, width))
+    if len(lines) <= MAX_CAPTION_LINES:
+        return lines
+    first, rest = lines[: MAX_CAPTION_LINES - 1], lines[MAX_CAPTION_LINES - 1 :]
+    return [*first, truncated(" ".join(rest), CAPTION_SIZE, width)]
+
+
 def _draw_letters(page: Image.Image, frame: Frame, direction: Direction, caption: str) -> None:
     """Write the letters of the sides at the edges of a frame, and a caption at its top."""
-    lines = list(wrap_text(caption, CAPTION_SIZE, frame.width - 12))[:MAX_CAPTION_LINES]
+    lines = caption_lines(caption, frame.width - 12)
     if lines:
         draw_plate(page, (frame.x + 6, frame.y + 6), "\n".join(lines), CAPTION_SIZE)
     across, down = LETTERS[direction.across], LETTERS[direction.down]

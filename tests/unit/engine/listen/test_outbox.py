@@ -495,6 +495,28 @@ def test_a_study_without_results_to_deliver_goes_when_it_came_long_ago(
     assert folder.exists() != goes
 
 
+def test_a_study_whose_results_come_while_studies_are_cleared_stays(
+    tmp_path: Path, outbox: Outbox, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for its work for longer than studies are kept."""
+    now, study = time.time(), str(generate_uid())
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder = received(spool, study, now - 3 * DAY)
+    done = StudyState(survey(folder).digest, last_arrival(folder), "done")
+    failed_lines = outbox.failed_lines
+
+    def finish() -> list[Line]:
+        lines = failed_lines()
+        outbox.add(case, "pacs", begun=now)
+        Queue(spool).write(study, done)
+        return lines
+
+    Queue(spool).write(study, replace(done, outcome="begun"))
+    monkeypatch.setattr(outbox, "failed_lines", finish)
+    assert clear_studies(spool, outbox, DAY, "") == 0
+    assert folder.exists()
+
+
 def test_what_became_of_studies_that_are_gone_is_forgotten(
     tmp_path: Path, outbox: Outbox, spool: Path
 ) -> None:

@@ -20,6 +20,7 @@ from scanloom.review.preview.page import (
     Legend,
     Planes,
     arrange_planes,
+    caption_lines,
     draw_preview,
     draw_thumbnail,
     legend_entries,
@@ -212,6 +213,12 @@ def test_a_long_title_of_a_narrow_plane_has_lines(tmp_path):
     middle = page[frame.y + 42 : frame.y + 56]
     x = frame.x + frame.width // 2
     assert (middle[:, x - 8 : x + 8] > 180).any()
+
+
+def test_a_title_that_is_cut_off_ends_with_an_ellipsis():
+    """It would read as a whole one: without the place in mm."""
+    lines = caption_lines("Axial, tilted 14.4°, turned 25.0°, slice 6 of 10, S 13 mm", 86)
+    assert lines == ["Axial, tilted", "14.4°, turned", "25.0°, slice…"]
 
 
 @pytest.mark.parametrize(

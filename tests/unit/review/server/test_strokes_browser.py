@@ -84,6 +84,31 @@ def test_a_stroke_stays_on_the_slice_that_it_began_on(tab: Any) -> None:
     assert changed_slices(tab) == [index]
 
 
+def test_enter_during_a_stroke_paints_too(tab: Any) -> None:
+    tab.mouse.move(*point(tab, 0.1, 0.1))
+    tab.mouse.down()
+    tab.mouse.move(*point(tab, 0.3, 0.1))
+    tab.keyboard.press("Enter")
+    tab.mouse.up()
+    until(tab, lambda: asked(tab, f"/api/case/{name_of(tab)}/draft").json()["undo"] == 2)
+
+
+def test_a_polygon_that_is_dragged_stays_on_its_slice(tab: Any) -> None:
+    index = described(tab)["planes"]["axial"]["count"] // 2
+    tab.keyboard.press("g")
+    tab.mouse.move(*point(tab, 0.05, 0.05))
+    tab.mouse.down()
+    for x, y in ((0.6, 0.05), (0.6, 0.6)):
+        tab.mouse.move(*point(tab, x, y))
+    tab.mouse.wheel(0, 100)
+    tab.wait_for_selector(f"#axial canvas[data-index='{index + 1}']", state="attached")
+    for x, y in ((0.3, 0.7), (0.1, 0.5), (0.05, 0.3)):
+        tab.mouse.move(*point(tab, x, y))
+    tab.mouse.up()
+    painted(tab)
+    assert changed_slices(tab) == [index]
+
+
 def test_a_polygon_is_painted_on_the_slice_of_its_corners(tab: Any) -> None:
     index = described(tab)["planes"]["axial"]["count"] // 2
     tab.keyboard.press("g")
@@ -123,9 +148,9 @@ def test_a_drag_beside_the_picture_paints_nothing(tab: Any) -> None:
     tab.wait_for_selector("#status:has-text('0 voxels changed')")
 
 
-@pytest.mark.parametrize("what", ["correction", "verdict"])
-def test_what_is_saved_late_does_not_bring_its_case_back(tab: Any, what: str) -> None:
-    held = []
+def hold_saving(tab: Any, what: str) -> list[Any]:
+    """Save a correction or a verdict; return the route of the request, which waits."""
+    held: list[Any] = []
     if what == "correction":
         tab.keyboard.press("Enter")
         painted(tab)
@@ -136,20 +161,61 @@ def test_what_is_saved_late_does_not_bring_its_case_back(tab: Any, what: str) ->
         tab.keyboard.press("r")
         tab.keyboard.press("s")
     until(tab, lambda: held)
-    for _ in range(2):  # past the case that is next
+    return held
+
+
+def go_on(tab: Any) -> str:
+    """Go past the case that is next; return the name of that after it."""
+    for _ in range(2):
         before = name_of(tab)
         tab.keyboard.press("n")
         until(tab, lambda before=before: name_of(tab) != before)
         tab.wait_for_selector("body[data-opened]")
-    other = name_of(tab)
+    return name_of(tab)
+
+
+def check_stays(tab: Any, name: str) -> None:
+    tab.wait_for_timeout(1000)
+    tab.wait_for_selector(f"body[data-opened='{name}']")
+    assert tab.url.endswith(name)
+    assert name_of(tab) == name
+
+
+@pytest.mark.parametrize("what", ["correction", "verdict"])
+def test_what_is_saved_late_does_not_bring_its_case_back(tab: Any, what: str) -> None:
+    held = hold_saving(tab, what)
+    other = go_on(tab)
     with tab.expect_response(lambda answer: answer.url == held[0].request.url):
         held[0].continue_()
     if what == "correction":
         tab.wait_for_selector("#status:has-text('saved as revision 1')")
-    tab.wait_for_timeout(1000)
-    tab.wait_for_selector(f"body[data-opened='{other}']")
-    assert tab.url.endswith(other)
-    assert name_of(tab) == other
+    check_stays(tab, other)
+
+
+def test_the_next_case_that_is_known_late_is_not_gone_to(tab: Any) -> None:
+    held: list[Any] = []
+    tab.route(f"**/near/{name_of(tab)}**", lambda route: held.append(route))
+    tab.keyboard.press("r")
+    tab.keyboard.press("s")
+    until(tab, lambda: held)
+    other = go_on(tab)
+    with tab.expect_response(lambda answer: answer.url == held[0].request.url):
+        held[0].continue_()
+    check_stays(tab, other)
+
+
+@pytest.mark.parametrize("what", ["correction", "verdict"])
+def test_what_is_refused_late_is_said_of_its_case(tab: Any, what: str) -> None:
+    """The case that is shown is not opened again, as if its own result had been replaced."""
+    name, held = name_of(tab), hold_saving(tab, what)
+    other = go_on(tab)
+    tab.evaluate("document.querySelector('#axial').dataset.same = ''")
+    held[0].fulfill(status=409, json={"reason": "STALE", "text": "The result was replaced."})
+    tab.wait_for_selector(f"#status:has-text('{name}: The result was replaced.')")
+    check_stays(tab, other)
+    assert tab.locator("#axial[data-same]").count() == 1
+    assert tab.locator("#save-correction").is_disabled()
+    assert tab.locator("#save").is_disabled()
 
 
 @pytest.mark.parametrize("shape", ["brush", "polygon"])

@@ -16,7 +16,7 @@ const currentId = () => decodeURIComponent(location.pathname.split("/").pop());
 
 class CasePage {
   constructor() {
-    const failed = (error) => this.failed(error);
+    const failed = (error, id) => this.failed(error, id);
     this.store = new Store();
     this.verdict = new Verdict({
       saved: (id) => this.verdictSaved(id),
@@ -66,7 +66,12 @@ class CasePage {
   }
 
   // Say why something failed; show the result that there is now if it was replaced.
-  async failed(error) {
+  async failed(error, id = this.shownId) {
+    if (id !== this.shownId) {
+      this.forget(id);
+      say(`${id}: ${error.reason ? error.message : SILENT}`, true);
+      return;
+    }
     let more = "";
     const { about } = this.viewer;
     if (["STALE", "CORRECTED"].includes(error.reason) && about) {
@@ -251,8 +256,8 @@ class CasePage {
 
   async verdictSaved(id) {
     this.descriptions.delete(id);
-    if (this.shownId !== id) return; // the person went on
     const { next } = await this.near(id);
+    if (this.shownId !== id) return; // the person went on
     if (next) {
       await this.go(next);
       return;

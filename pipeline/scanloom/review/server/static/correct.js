@@ -35,7 +35,7 @@ const optionsOf = (layer) =>
 export class Correction {
   /**
    * @param {Viewer} viewer
-   * @param {{saved: (id: string, revision: number) => Promise, failed: (error: Error) => void}} page
+   * @param {{saved: (id: string, revision: number) => Promise, failed: (error: Error, id?: string) => void}} page
    */
   constructor(viewer, page) {
     this.viewer = viewer;
@@ -364,8 +364,8 @@ export class Correction {
   // Paint at the crosshair: for the keyboard.
   dot(name) {
     const { across, down } = this.viewer.about.planes[name];
-    this.begin(name, [this.viewer.at[across], this.viewer.at[down]]);
-    return this.end();
+    const points = [[this.viewer.at[across], this.viewer.at[down]]];
+    return this.paint({ name, index: this.indexOf(name), points }, "brush");
   }
 
   // Steps
@@ -472,12 +472,12 @@ export class Correction {
       const { revision } = await this.post({ id, version, path: "draft/save" });
       await this.page.saved(id, revision);
     } catch (error) {
-      byId("save-correction").disabled = false;
+      if (this.viewer.about?.id === id) byId("save-correction").disabled = false;
       if (error.reason === "DRAFT_CHANGED") {
         error.message += " Look at it, then save again.";
         await this.reload();
       }
-      this.page.failed(error);
+      this.page.failed(error, id);
     } finally {
       this.isWriting = false;
     }

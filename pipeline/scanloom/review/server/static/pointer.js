@@ -112,19 +112,23 @@ export class Pointer {
   // A click is a corner of a polygon; a drag goes around the whole of it.
   corners(event, name) {
     const plane = this.viewer.planes[name];
+    const { correction } = this;
     let last = placeOf(event);
     let isDrag = false;
-    this.correction.corner(name, plane.point(event));
+    correction.corner(name, plane.point(event));
+    const { polygon } = correction;
     return {
       drag: (moved) => {
+        // it was dropped or closed by a key, or another slice is shown by now
+        if (correction.polygon !== polygon || correction.indexOf(name) !== polygon.index) return;
         // a mouse reports a hundred places a second, of which a polygon has thousands at most
         if (distance([last, placeOf(moved)]) < (isDrag ? CORNER_PIXELS : DRAG_PIXELS)) return;
         isDrag = true;
         last = placeOf(moved);
-        this.correction.corner(name, plane.point(moved));
+        correction.corner(name, plane.point(moved));
       },
-      end: () => isDrag && this.correction.closePolygon(),
-      cancel: () => this.correction.drop(),
+      end: () => isDrag && correction.closePolygon(),
+      cancel: () => correction.drop(),
     };
   }
 

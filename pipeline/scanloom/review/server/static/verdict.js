@@ -22,7 +22,7 @@ export class Verdict {
    * @param {object} page
    * @param {(id: string) => Promise} page.saved
    * @param {(id: string) => Promise<object>} page.describeAnew Describes a case as it is now.
-   * @param {(error: Error) => void} page.failed
+   * @param {(error: Error, id: string) => void} page.failed Says why something about a case failed.
    */
   constructor(page) {
     this.page = page;
@@ -177,7 +177,7 @@ export class Verdict {
       else this.unsavedForms.delete(id);
       await this.page.saved(id);
     } catch (error) {
-      byId("save").disabled = false;
+      if (this.subject?.id === id) byId("save").disabled = false;
       await this.refused(error, id);
     }
   }
@@ -204,7 +204,7 @@ export class Verdict {
 
   async refused(refusal, id) {
     if (refusal.reason === "VERDICT_CHANGED") await this.readAgain(id).catch(() => {}); // said below
-    this.page.failed(refusal);
+    this.page.failed(refusal, id);
   }
 }
 
