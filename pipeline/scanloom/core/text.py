@@ -49,7 +49,7 @@ def parse_bytes(size: object) -> int:
     Raises
     ------
     ValueError
-        If it is not a size, or zero, or below 4096 without a unit.
+        If it is not a size, or zero, or below 1000 without a unit.
     """
     from pydantic import ByteSize, TypeAdapter
 
@@ -58,7 +58,7 @@ def parse_bytes(size: object) -> int:
         count = int(TypeAdapter(ByteSize).validate_python(text)) if _SIZE.fullmatch(text) else 0
     except ValueError:  # not a unit of size
         count = 0
-    if count == 0 or (count < 4096 and not text[-1].isalpha()):
+    if count == 0 or (count < 1000 and not text[-1].isalpha()):
         raise ValueError("a number and a unit, such as 8GB, 7.5GiB or 900MB")
     return count
 
