@@ -133,9 +133,9 @@ def test_the_bytes_of_the_file_are_sent_with_credentials(server: Server, file: P
         ((400, {}), RefusedError, "HTTP 400", False),
         ((500, "PATIENT^NAME"), RefusedError, "HTTP 500", False),
         ((413, {}), RefusedError, "HTTP 413", True),
-        ((401, {}), UnreachableError, "does not take our credentials", None),
-        ((404, {}), UnreachableError, "takes no objects at this address", None),
-        ((503, {}), UnreachableError, "too much to do", None),
+        ((401, {}), UnreachableError, "does not take our credentials", False),
+        ((404, {}), UnreachableError, "takes no objects at this address", False),
+        ((503, {}), UnreachableError, "too much to do", False),
         ((409, items(FAILED, reason=0xA700)), RefusedError, "no room (reason A700)", False),
         ((200, "[not a data set"), RefusedError, "can't be read", False),
         ((200, "endless" * 1000), RefusedError, "its answer has no end", False),
@@ -145,7 +145,7 @@ def test_answers_to_an_object(
     answer: tuple[int, Any],
     error: type[PeerError],
     reason: str,
-    final: bool | None,
+    final: bool,
     server: Server,
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -155,7 +155,7 @@ def test_answers_to_an_object(
     with peer_of(server) as peer, pytest.raises(error) as refused:
         peer.store(REFERENCE, file)
     assert reason in refused.value.reason
-    assert getattr(refused.value, "final", None) is final
+    assert refused.value.final is final
     assert refused.value.busy == (error is UnreachableError or "no room" in reason)
     assert "PATIENT" not in refused.value.reason
 

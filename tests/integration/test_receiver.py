@@ -654,7 +654,8 @@ def test_without_pynetdicom_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynetdicom", None)
-    monkeypatch.delitem(sys.modules, "scanloom.io.network.receiver", raising=False)
+    for module in ("peer", "receiver"):
+        monkeypatch.delitem(sys.modules, f"scanloom.io.network.{module}", raising=False)
 
     ended = listen(write_site(tmp_path), tmp_path / "out")
 
