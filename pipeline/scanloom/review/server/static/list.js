@@ -388,7 +388,10 @@ class ListPage {
       this.pictures.set(id, { version, address });
     }
     try {
-      image.src = await this.pictures.get(id).address;
+      const picture = this.pictures.get(id);
+      const address = await picture.address;
+      if (this.pictures.get(id) !== picture) return; // its row has gone, and the picture with it
+      image.src = address;
       image.hidden = false;
     } catch {
       image.closest(".frame").remove();
