@@ -290,12 +290,12 @@ class RunSteps:
         self.name, self.folder = name, self.out / run_files.RUNS / name
 
     def save_workflow(self) -> Path:
-        """Write the workflow, unchanged, to the run's private folder; return the folder."""
+        """Write the workflow, with its paths, to the run's private folder; return the folder."""
         with private_folder(self.out, self.fingerprint) as private:
             self.private = private / run_files.RUNS / self.name
             for folder in (self.private.parent, self.private):
                 folder.mkdir(exist_ok=True, mode=0o700)
-        document = self.request.workflow.model_dump(mode="json")  # unchanged, with its paths
+        document = self.request.workflow.model_dump(mode="json")
         write_private(self.private / run_files.WORKFLOW, lambda draft: write_json(draft, document))
         return self.private
 

@@ -527,7 +527,7 @@ def with_direction_flag(result: Segmentation, card: ModelCard) -> Segmentation:
     """Return a result, flagged if its structures lie otherwise than the card says."""
     directions = card.reference_directions
     found = check_directions(centroids(result), directions) if directions else ()
-    return replace(result, flags=(*result.flags, *found))
+    return replace(result, flags=tuple(dict.fromkeys((*result.flags, *found))))
 
 
 def check_supported(card: ModelCard) -> None:

@@ -663,6 +663,8 @@ class WebSource(Finder, WebConnection):
             chunks = answer.iter_content(CHUNK_BYTES)
             for draft in part_drafts(answer.headers.get("Content-Type", ""), chunks, store, pulse):
                 try:
+                    if pulse.is_silent:  # else all that is buffered would be kept after the end
+                        raise UnreachableError("it gave nothing in time")
                     if draft.error is not None:
                         raise RefusedError("what it gives can't be written")
                     store.keep(draft, read_instance(draft.path), name)

@@ -219,7 +219,7 @@ def test_only_an_end_by_a_fault_is_an_error(
     """A worker ends in good order once a year, and is started again."""
     caplog.set_level(logging.INFO)
     hear(part, ready={})
-    part._process.stdin.close()  # type: ignore[union-attr]  # `cat` ends
+    part._process.stdin.close()  # `cat` ends
     while part.runs:
         part.read()
     part._due = 0.0
